@@ -1,13 +1,15 @@
 """How soon `lockstep ui` answers about a million rollout rows, beside 299 other iterations.
 
 The files are made up and the same in every run: short prompts and responses, eight tokens each.
-Their contents repeat, so they are small on disk. They are written twice: as stages write them, with
-one row group for up to 2^20 rows, and with row groups of 16384. What is timed is the answer of the
-server, without a network and a browser: a page of 50 rows from the start and from the
-end, with a text that one row in a thousand has, with a text that no row has, with a reward that one
-row in a thousand has, the rows of one prompt, and one row with its tokens. Each is asked a few
-times; the files stay in the page cache, as they do between the pages of one user. Seconds are by
-the clock and of the processor: of the two, the latter do not count other work on the machine.
+Their contents repeat, so they are small on disk. They are written as stages write them, with one
+row group for up to 2^20 rows, and are read as they are first, then from the copies in small row
+groups that the server makes at its first look at a file (`pipelines/ui/small_groups.py`). What is
+timed is the answer of the server, without a network and a browser: a page of 50 rows from the
+start and from the end, with a text that one row in a thousand has, with a text that no row has,
+with a reward that one row in a thousand has, the rows of one prompt, and one row with its tokens.
+Each is asked a few times; the files stay in the page cache, as they do between the pages of one
+user. Seconds are by the clock and of the processor: of the two, the latter do not count other work
+on the machine.
 
     python benchmarks/ui.py [--rows 1000000] [--rounds 5] [--write]
 
@@ -29,15 +31,19 @@ from clones import make_clone, set_params
 from fastapi.testclient import TestClient
 from records import machine, report, versions
 
+from pipelines.ui import small_groups
 from pipelines.ui.app import create_app
 from pipelines.ui.clone import Clone
+from pipelines.ui.guard import TOKEN_HEADER
+from pipelines.ui.rollout_files import copies_of
 from stages.data import schema
 
 ITERATIONS = 300
 LAST = f"iter_{ITERATIONS:03}"
 SAMPLES, TOKENS, SMALL = 8, 8, 64
 AT_ONCE = 16384
-GROUPS = {"as_stages_write": 1 << 20, "in_groups_of_16384": AT_ONCE}
+AS_STAGES_WRITE = 1 << 20
+TOKEN = "token"
 RARE = 1000
 """One row in so many has the text and the reward that are looked for."""
 
@@ -49,17 +55,21 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="record the result")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    measured = {}
-    for name, in_group in GROUPS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            clone = make_clone(Path(folder))
-            sizes = add_results(clone, arguments.rows, in_group)
-            answers = measure(clone, arguments.rows, arguments.rounds)
-            measured[name] = {"file_mib": sizes, "answers": answers}
+    with tempfile.TemporaryDirectory() as folder:
+        clone = make_clone(Path(folder))
+        sizes = add_results(clone, arguments.rows)
+        large, small_groups.LARGE = small_groups.LARGE, arguments.rows
+        as_written = measure(clone, arguments.rows, arguments.rounds)
+        small_groups.LARGE = large
+        copied = copy(clone)
+        from_copies = measure(clone, arguments.rows, arguments.rounds)
     result = {
         "rows": arguments.rows,
         "iterations": ITERATIONS,
-        **measured,
+        "file_mib": sizes,
+        "as_stages_write": as_written,
+        "copying": copied,
+        "from_copies": from_copies,
         "rounds": arguments.rounds,
         "machine": machine(),
         "load_average_at_start": round(load, 1),
@@ -69,7 +79,7 @@ def main() -> None:
     report("ui", result, to_file=arguments.write)
 
 
-def add_results(clone: Path, rows: int, in_group: int) -> dict[str, float]:
+def add_results(clone: Path, rows: int) -> dict[str, float]:
     """Params with all iterations, and their files; returns the sizes of the large ones."""
     names = [f"iter_{number:03}" for number in range(1, ITERATIONS + 1)]
     parents = dict(zip(names, ("sft", *names), strict=False))
@@ -85,10 +95,32 @@ def add_results(clone: Path, rows: int, in_group: int) -> dict[str, float]:
             path.parent.mkdir(parents=True, exist_ok=True)
             first = clone / path.relative_to(clone).as_posix().replace(name, names[0])
             if name in (names[0], LAST):
-                write(path, kind, number, in_group)
+                write(path, kind, number)
             else:
                 path.hardlink_to(first)
-    return {kind: round(path.stat().st_size / 2**20, 1) for kind, path in files.items()}
+    return {kind: mib(path) for kind, path in files.items()}
+
+
+def mib(path: Path) -> float:
+    return round(path.stat().st_size / 2**20, 1)
+
+
+def copy(clone: Path) -> dict[str, Any]:
+    """The copies that the server makes beside its answers, here one after the other."""
+    start, cpu = time.perf_counter(), time.process_time()
+    folder = copies_of(clone)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = {}
+    for path in (
+        clone / f"artifacts/rollouts/{LAST}.parquet",
+        clone / f"artifacts/scores/{LAST}.parquet",
+        clone / f"artifacts/policies/{LAST}/experience.parquet",
+    ):
+        target = small_groups.copy_of(path, folder)
+        small_groups.write_copy(path, target)
+        made[path.stem if path.stem != LAST else path.parent.name] = mib(target)
+    seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+    return {"seconds": round(seconds, 1), "cpu_s": round(cpu_s, 1), "file_mib": made}
 
 
 KINDS: dict[str, Any] = {
@@ -98,7 +130,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-def write(path: Path, kind: str, rows: int, in_group: int) -> None:
+def write(path: Path, kind: str, rows: int) -> None:
     columns = schema.columns_of(KINDS[kind])
     tables = []
     for start in range(0, rows, AT_ONCE):
@@ -106,7 +138,9 @@ def write(path: Path, kind: str, rows: int, in_group: int) -> None:
         table = pa.table([values[name] for name in columns.names], names=columns.names)
         tables.append(table.cast(columns))
     whole = pa.concat_tables(tables)
-    pq.write_table(whole, path, compression="zstd", store_schema=False, row_group_size=in_group)
+    pq.write_table(
+        whole, path, compression="zstd", store_schema=False, row_group_size=AS_STAGES_WRITE
+    )
 
 
 def prompt_ids(numbers: np.ndarray) -> list[str]:
@@ -174,7 +208,8 @@ def lists(values: np.ndarray, length: int) -> pa.Array:
 
 
 def measure(clone: Path, rows: int, rounds: int) -> dict[str, Any]:
-    ask = TestClient(create_app(Clone(clone, "token")), base_url="http://127.0.0.1")
+    app, headers = create_app(Clone(clone, TOKEN)), {TOKEN_HEADER: TOKEN}
+    ask = TestClient(app, base_url="http://127.0.0.1", headers=headers)
     page = {"iteration": LAST}
     questions: dict[str, tuple[str, dict[str, Any]]] = {
         "names": ("names", {}),

@@ -5,6 +5,8 @@ import shutil
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
+    # What draws pages where there is no GPU: a thread of the browser, not one more process.
+    "--in-process-gpu",
     "--disable-quic",
     "--no-first-run",
     "--disable-background-networking",

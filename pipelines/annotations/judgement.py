@@ -63,7 +63,7 @@ class Origin:
 
     place: Literal["chat", "queue"]
     pair: str | None = None
-    """The id of the queue's pair, or of the two responses in a chat: judged once by each person."""
+    """The id of the prompt and the two texts (`pair.pair_id`): judged once by each person."""
     iteration: str | None = None
     """Whose rollouts the two are; None: answers to held-out prompts, or a chat."""
     prompt_id: str | None = None

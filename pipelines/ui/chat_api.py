@@ -19,6 +19,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from pipelines.annotations.judgement import Choice, Judgement, Origin, Response
+from pipelines.annotations.pair import pair_id
 from pipelines.annotations.store import append
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
@@ -29,7 +30,6 @@ from pipelines.chat.pool import Engines
 from pipelines.config.params import load_params
 from pipelines.lineage.run_index import gather
 from pipelines.ui.clone import Clone
-from stages.data.seeds import content_id
 
 MOST_ANSWERS = 1000
 """So many are remembered, for preferences between them."""
@@ -206,13 +206,15 @@ def router(clone: Clone) -> APIRouter:
             raise LockstepError(
                 "the two were not asked the same: only answers to one conversation can be compared"
             )
+        one, other = left.as_response(), right.as_response()
         judgement = Judgement(
             messages=left.messages,
-            left=left.as_response(),
-            right=right.as_response(),
+            left=one,
+            right=other,
             chosen=Choice(preferred.chosen),
             annotator=preferred.annotator,
-            origin=Origin(place="chat", pair=content_id(f"{preferred.left} {preferred.right}")),
+            # As in the queue: whoever judged these texts there is not heard twice.
+            origin=Origin(place="chat", pair=pair_id(left.messages, (), one.text, other.text)),
             note=preferred.note,
         )
         return {"id": append(clone.root, judgement).id}

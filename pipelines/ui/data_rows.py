@@ -1,7 +1,7 @@
 """The rows that `prepare` wrote, with their tokens after the chat template.
 
-Files are read by row group, and a search stops at the first groups that have enough rows: a file
-may be larger than memory. Where tokens are trained on is what the row itself says: its loss mask,
+Files are read in blocks of rows, and a search stops at the first that have enough: a file may be
+larger than memory. Where tokens are trained on is what the row itself says: its loss mask,
 or, where it has none, all of a response and nothing of a prompt.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.lineage.content import NEEDS_PYARROW
+from pipelines.ui.rollout_files import copies_of
 from pipelines.ui.token_pieces import Piece, pieces, read_tokenizer
 from stages.contracts.sources import Role
 
@@ -100,6 +101,8 @@ def open_role(root: Path, role: Role) -> Any:
     """The Parquet file of a role; LockstepError where it is not there or not whole."""
     try:
         import pyarrow.parquet as pq
+
+        from pipelines.ui.small_groups import best_copy
     except ModuleNotFoundError:
         raise LockstepError(NEEDS_PYARROW) from None
     path = path_of(root, role)
@@ -109,7 +112,7 @@ def open_role(root: Path, role: Role) -> Any:
             f"{DATA / path.name}` fetches it from a remote"
         )
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(best_copy(path, copies_of(root)))
     except (OSError, ValueError) as error:
         raise LockstepError(f"{path}: not readable as Parquet: {error}") from None
 
@@ -117,17 +120,18 @@ def open_role(root: Path, role: Role) -> Any:
 def find_rows(root: Path, query: Query) -> Found:
     """The first rows that match; a search that does not find enough ends after some groups."""
     with open_role(root, query.role) as file:
+        from pipelines.ui.parquet_pages import take
+
         tokenizer = _tokenizer(root)
         rows: list[Row] = []
         to = min(query.start, file.metadata.num_rows)
         left = [it for it in _groups(file) if it[1] + it[2] > query.start][:MOST_GROUPS]
         for group, first, size in left:
             wanted = query.limit - len(rows)
-            matching = _matching(file, group, query, max(query.start - first, 0), wanted)
-            if matching:
-                table = file.read_row_group(group).take(matching).to_pylist()
-                for index, values in zip(matching, table, strict=True):
-                    rows.append(_row(query.role, first + index, group, values, tokenizer))
+            matching = _matching(file, query, (max(query.start, first), first + size), wanted)
+            table = take(file, file.schema_arrow.names, matching)
+            for number, values in zip(matching, table, strict=True):
+                rows.append(_row(query.role, number, group, values, tokenizer))
             to = first + size
             if len(rows) == query.limit:
                 to = rows[-1].number + 1
@@ -144,27 +148,33 @@ def _groups(file: Any) -> Iterator[tuple[int, int, int]]:
         first += size
 
 
-def _matching(file: Any, group: int, query: Query, begin: int, limit: int) -> list[int]:
-    """The first rows of a group, from `begin` on, that match."""
-    size = file.metadata.row_group(group).num_rows
+def _matching(file: Any, query: Query, span: tuple[int, int], limit: int) -> list[int]:
+    """The first rows of a span that match, read in blocks until there are enough."""
+    start, stop = span
     if not query.source and not query.text:
-        return list(range(begin, min(begin + limit, size)))
+        return list(range(start, min(start + limit, stop)))
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    from pipelines.ui.parquet_pages import batches
+
     texts = [name for name in TEXTS if name in file.schema_arrow.names] if query.text else []
-    table = file.read_row_group(group, columns=[*texts, "source"])
-    keep = pa.array([True] * size)
-    if query.source:
-        keep = pc.fill_null(pc.equal(table["source"], query.source), False)
-    if query.text:
-        has = pa.array([False] * size)
-        for name in texts:
-            there = pc.match_substring(table[name], query.text, ignore_case=True)
-            has = pc.or_(has, pc.fill_null(there, False))
-        keep = pc.and_(keep, has)
-    found: list[int] = pc.indices_nonzero(keep).to_pylist()
-    return [index for index in found if index >= begin][:limit]
+    found: list[int] = []
+    for batch in batches(file, [*texts, "source"], start, stop):
+        keep = pa.array([True] * len(batch))
+        if query.source:
+            keep = pc.fill_null(pc.equal(batch["source"], query.source), False)
+        if query.text:
+            has = pa.array([False] * len(batch))
+            for name in texts:
+                there = pc.match_substring(batch[name], query.text, ignore_case=True)
+                has = pc.or_(has, pc.fill_null(there, False))
+            keep = pc.and_(keep, has)
+        found += [start + index for index in pc.indices_nonzero(keep).to_pylist()]
+        if len(found) >= limit:
+            break
+        start += len(batch)
+    return found[:limit]
 
 
 def _row(role: Role, number: int, group: int, values: Mapping[str, Any], tokenizer: Any) -> Row:

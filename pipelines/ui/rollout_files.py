@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from pipelines.base.errors import LockstepError
+from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.identity.spec import Artifact
 from pipelines.lineage.content import Content
@@ -34,6 +35,12 @@ class RolloutFiles:
     scores: Path | None
     experience: Path | None
     tokenizer: Path | None
+    copies: Path
+    """Where copies in small row groups are."""
+
+
+def copies_of(root: Path) -> Path:
+    return Repository(root).home / "ui/rows"
 
 
 def iterations(root: Path) -> dict[str, str | None]:
@@ -61,6 +68,7 @@ def of_workspace(root: Path, name: str) -> RolloutFiles:
         _there(root / _path("scores", name)),
         _there(root / _path("experience", name)),
         _tokenizer(root, policy),
+        copies_of(root),
     )
 
 
@@ -92,6 +100,7 @@ def of_stage_run(root: Path, run_index: RunIndex, content: Content, wanted: str)
         located("scores"),
         located("experience"),
         _tokenizer(root, policy),
+        copies_of(root),
     )
 
 

@@ -6,15 +6,18 @@ place (step, prompt, sample), and scores of other rollouts are refused rather th
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from pipelines.base.errors import LockstepError
 from pipelines.ui.parquet_pages import batches, columns_in, common, open_file, possible, take
 from pipelines.ui.rollout_files import RolloutFiles
 from pipelines.ui.rollout_filter import PLACE, Tables, Wanted, find
+from pipelines.ui.small_groups import best_copy
 from pipelines.ui.tokens import Pieces, turns_of
 from stages.reporting.markup import printable
 
@@ -39,11 +42,15 @@ IN_GROUP = 256
 
 def open_tables(files: RolloutFiles) -> Tables:
     """The files of an iteration; LockstepError where its scores are those of other rollouts."""
-    rollouts = open_file(files.rollouts)
-    scores = open_file(files.scores) if files.scores else None
+
+    def opened(path: Path) -> pq.ParquetFile:
+        return open_file(best_copy(path, files.copies))
+
+    rollouts = opened(files.rollouts)
+    scores = opened(files.scores) if files.scores else None
     if scores is not None and scores.metadata.num_rows != rollouts.metadata.num_rows:
         raise LockstepError(_other_rollouts(files))
-    return Tables(rollouts, scores, open_file(files.experience) if files.experience else None)
+    return Tables(rollouts, scores, opened(files.experience) if files.experience else None)
 
 
 def page(files: RolloutFiles, wanted: Wanted, start: int, size: int) -> Row:

@@ -15,6 +15,7 @@ from pipelines.runs.forecast import Forecast, forecast
 from pipelines.ui.clone import Clone
 from pipelines.ui.run_command import cancel, start_run
 from pipelines.ui.run_detail import Curves, detail
+from pipelines.ui.run_iterations import Iterations
 from pipelines.ui.run_watch import Watch
 
 DEFAULT_TARGET = "report"
@@ -35,6 +36,7 @@ def router(clone: Clone) -> APIRouter:
     api = APIRouter()
     repository = clone.repository
     watch, curves = Watch(repository), Curves()
+    over = Iterations(clone.root)
 
     def known(stage: str) -> str:
         rows = watch.current().rows
@@ -54,6 +56,10 @@ def router(clone: Clone) -> APIRouter:
     @api.get("/stage")
     def stage(stage: str) -> dict[str, Any]:
         return detail(repository, watch.current().rows[known(stage)], curves)
+
+    @api.get("/iterations")
+    def iterations() -> dict[str, Any]:
+        return {"groups": over.groups(watch.current().rows.values())}
 
     @api.get("/plan")
     def plan(target: str = DEFAULT_TARGET, profile: str | None = None) -> dict[str, Any]:

@@ -16,7 +16,9 @@ from pipelines.base.repository import Repository
 from pipelines.config.chosen_profile import profile_name
 from pipelines.config.profiles import Resources, load_profile
 from pipelines.ledger.entry import Attempt
+from pipelines.runs.cost_table import in_words
 from pipelines.slurm.outcome import is_launchers
+from pipelines.slurm.spent import cost_of_entry
 from pipelines.tracking.metrics import START, Place, rows_after, summary_of
 from pipelines.ui.run_rows import Row, entry_of, finite
 
@@ -86,9 +88,11 @@ def detail(repository: Repository, row: Row, curves: Curves) -> dict[str, Any]:
     entry = entry_of(row)
     attempt = Attempt(Path(row["log"])) if row["log"] else None
     summary = finite(summary_of(repository.root, entry)) if entry else {}
+    cost = cost_of_entry(entry) if entry else None
     return {
         "stage": row["stage"],
         "resources": _resources(repository, row, attempt),
+        "cost": in_words(cost) if cost and cost.took_anything else None,
         "curves": curves.of(entry.folder / "metrics.jsonl") if entry else [],
         "summary": {name: summary[name] for name in in_order(summary)},
         "logs": log_tails(attempt) if attempt else [],

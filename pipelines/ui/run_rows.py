@@ -57,6 +57,9 @@ def row_of(status: StageStatus, node: Node | None, before: Row | None) -> Row:
         if known and abs(known - row["since"]) < SAME_START_S:
             row["since"] = known
         row["elapsed"] = None
+    if status.state == State.QUEUED and status.log:
+        launch = Attempt(Path(status.log)).launch
+        row["since"] = launch.time if launch else None
     if status.state in ENDED_BADLY and status.log:
         row |= _outcome(Attempt(Path(status.log)))
     elif status.state == State.CANCELLED:

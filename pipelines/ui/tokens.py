@@ -1,23 +1,24 @@
 """A response token by token and turn by turn, as it was sampled."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from pipelines.ui.token_pieces import read_tokenizer
 
 POLICY, ENVIRONMENT = "policy", "environment"
 
 
 class Pieces:
-    """The text of each token, for a model folder; without a tokenizer there are only ids."""
+    """The text of each token, for a model folder.
+
+    Without a folder, or the package that reads its tokenizer, there are only ids.
+    """
 
     def __init__(self, folder: Path | None) -> None:
-        self._tokenizer: Any = None
-        if folder is not None:
-            try:
-                from tokenizers import Tokenizer
-            except ModuleNotFoundError:
-                return
-            self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        can_read = folder is not None and find_spec("tokenizers") is not None
+        self._tokenizer: Any = read_tokenizer(folder) if folder and can_read else None
 
     def texts(self, ids: Sequence[int]) -> list[str]:
         """What each token adds to the text before it: of a character in several tokens, the last

@@ -8,7 +8,7 @@ import re
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from tests.conftest import Clone
 from tests.waiting import TIMEOUT_S, until, until_said
 
 WIDE, NARROW = 1280, 390
+LOOKS = ((WIDE, "light"), (NARROW, "dark"))
+"""Each width and each scheme once."""
 
 
 @pytest.fixture
@@ -50,9 +52,15 @@ def open_ui() -> Iterator[Callable[[Clone | Path], str]]:
         thread.join(TIMEOUT_S)
 
 
-def start_ui(clone: Clone, port: int = 0) -> tuple[subprocess.Popen[str], str]:
-    """The command `lockstep ui` itself, and the link that it prints."""
-    process = clone.start("lockstep", "ui", "--port", str(port))
+def start_ui(
+    clone: Clone, port: int = 0, *, fresh: bool = False
+) -> tuple[subprocess.Popen[str], str]:
+    """The command `lockstep ui` itself, and the link that it prints.
+
+    A fresh one starts processes as users' do; what is forked has them forked elsewhere.
+    """
+    start = clone.start if fresh else clone.start_forked
+    process = start("lockstep", "ui", "--port", str(port))
     said = until_said(process, "http://")
     return process, re.search(r"http://\S+", said)[0]  # type: ignore[index]
 
@@ -107,6 +115,13 @@ class Tabs:
         page.on("pageerror", lambda error: self._complaints.append(f"error: {error}"))
         page.goto(url)
         return page
+
+    def looks(self, page: Any, looks: Sequence[tuple[int, str]] = LOOKS) -> Iterator[None]:
+        """The page as it is at these widths and in these schemes, one after the other."""
+        for width, scheme in looks:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            yield
 
     def expect(self, complaint: str) -> None:
         """From now on this pattern in a complaint is no failure."""

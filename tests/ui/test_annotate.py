@@ -11,7 +11,7 @@ import pytest
 from pipelines.annotations import queue, store
 from pipelines.annotations.judgement import Choice, Judgement, Origin, Response
 from pipelines.annotations.pair import Pair, identified
-from tests.ui.conftest import NARROW, WIDE, at, wrong_with
+from tests.ui.conftest import at, wrong_with
 
 pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=\"document.title='ran'\">"
@@ -135,13 +135,14 @@ def test_what_was_sampled_stays_text_and_a_tab_without_the_token_may_only_look(
     [first, *_] = queue.read_queue(clone).values()
     queue.extend(clone, [identified(replace(first, one=replace(first.one, text=long)))], 9)
     link = open_ui(clone)
-    for width, scheme in ((WIDE, "dark"), (NARROW, "light")):
-        page = tabs.open(at(link, "/annotate"), width, scheme)
+    page = tabs.open(at(link, "/annotate"))
+    for _ in tabs.looks(page):
         assert wrong_with(page) == []
-        begin(page, "bo")
-        page.wait_for_selector(f'.asking:has-text("{HOSTILE.replace(chr(34), chr(92) + chr(34))}")')
+    begin(page, "bo")
+    page.wait_for_selector(f'.asking:has-text("{HOSTILE.replace(chr(34), chr(92) + chr(34))}")')
+    for _ in tabs.looks(page):
         assert wrong_with(page) == []
-        assert page.title() != "ran"
+    assert page.title() != "ran"
     looking = tabs.only_looking(link, "/annotate")
     begin(looking, "cy")
     looking.wait_for_selector("text=This tab may only look")

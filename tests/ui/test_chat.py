@@ -13,6 +13,7 @@ import pytest
 
 from pipelines.annotations import store
 from pipelines.annotations.judgement import Choice
+from pipelines.annotations.pair import pair_id
 from tests.tiny_policy import chat_clone
 from tests.ui.conftest import NARROW, at, wrong_with
 
@@ -95,6 +96,7 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     assert first.left.seed is None  # the likeliest tokens, which no seed draws
     assert first.messages == ({"role": "user", "content": "12+7="},)
     assert (first.chosen, first.annotator, first.origin.place) == (Choice.RIGHT, "ann-lee", "chat")
+    assert first.origin.pair == pair_id(first.messages, (), right, left)
     # Both went on from the better answer.
     assert [message["content"] for message in second.messages] == ["12+7=", right, "ab\nc"]
     assert (second.left.text, second.right.text) == (again, other)

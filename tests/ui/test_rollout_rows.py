@@ -10,12 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.base.errors import LockstepError
+from pipelines.ui import small_groups
 from pipelines.ui.rollout_files import RolloutFiles
 from pipelines.ui.rollout_filter import Wanted, find
 from pipelines.ui.rollout_rows import one, open_tables, page
+from pipelines.ui.small_groups import best_copy
 from pipelines.ui.tokens import turns_of
 from stages.data import schema
 from tests.lineage.world import experience_row, rollout_row, score_row
+from tests.waiting import until
 
 NUM_ROWS, IN_GROUP = 600, 50
 
@@ -56,6 +59,7 @@ def files(tmp_path: Path) -> RolloutFiles:
         tmp_path / "scores.parquet",
         tmp_path / "experience.parquet",
         None,
+        tmp_path / "copies",
     )
     assert found.scores is not None
     assert found.experience is not None
@@ -190,3 +194,25 @@ def test_turns_are_told_apart_by_who_said_them() -> None:
         ("environment", 6, 7, None),
     ]
     assert [turn["role"] for turn in turns_of(3, None, [], [], [])] == ["policy"]
+
+
+def test_a_file_with_a_large_row_group_is_read_from_a_copy_with_the_same_rows(
+    files: RolloutFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(small_groups, "LARGE", 60)
+    monkeypatch.setattr(small_groups, "GROUP", 16)
+    assert files.scores is not None
+    written, expected = files.scores.read_bytes(), pq.read_table(files.scores)
+    assert page(files, Wanted(), 60, 20)["total"] == NUM_ROWS  # of the file itself, meanwhile
+    until(lambda: best_copy(files.scores, files.copies) != files.scores, "a copy")
+    copy = best_copy(files.scores, files.copies)
+    shown = open_tables(files).scores
+    assert shown is not None
+    assert shown.num_row_groups == pq.ParquetFile(copy).num_row_groups == -(-NUM_ROWS // 16)
+    assert shown.read().equals(expected)
+    assert files.scores.read_bytes() == written
+    # Groups of 50 rows are small enough.
+    assert best_copy(files.rollouts, files.copies) == files.rollouts
+    # Of a file that was written anew, the copy is not shown.
+    write(files.scores, expected.to_pylist()[:-1], schema.ScoreRow, 70)
+    assert best_copy(files.scores, files.copies) == files.scores

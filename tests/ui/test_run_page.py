@@ -1,5 +1,6 @@
 """The Run page in a real browser, beside a small pipeline that really runs."""
 
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +8,31 @@ from typing import Any
 import pytest
 
 from tests.conftest import TINY, Clone
-from tests.ui.conftest import NARROW, WIDE, at, start_ui, wrong_with
+from tests.pipeline.test_session import EMPTY_STAGE
+from tests.slurm.light_stages import COUNTING_STAGE
+from tests.ui.conftest import LOOKS, NARROW, WIDE, at, start_ui, wrong_with
 from tests.waiting import stop
 
 pytestmark = pytest.mark.browser
 
 
+STEPS = 40
+COUNTS = COUNTING_STAGE.replace(
+    "    epochs =", "    print('counts its steps', flush=True)\n    epochs ="
+)
+
+
 @pytest.fixture
 def long_sft(clone: Clone) -> Clone:
-    """A small pipeline whose SFT takes long enough to be watched and interrupted."""
-    clone.set_params(**{**TINY, "prepare__demonstrations": 256, "sft__epochs": 90})
-    clone.commit("tiny")
+    """A small pipeline whose SFT counts, and waits before its last step until it is let go."""
+    clone.set_params(**{**TINY, "sft__epochs": STEPS})
+    clone.write_code("stages/prepare.py", EMPTY_STAGE)
+    clone.write_code("stages/sft.py", COUNTS)
+    (clone.root / "hold").touch()
+    clone.commit("counts")
     clone.without_tracking()
+    # A process that is ready would have to import the code of this clone anew.
+    clone.variables["LOCKSTEP_WARM"] = "off"
     return clone
 
 
@@ -36,8 +50,7 @@ def counted(page: Any) -> int:
 def test_a_run_is_started_watched_cancelled_and_resumed_from_the_page(
     long_sft: Clone, tabs: Any
 ) -> None:
-    long_sft.have_servers(("lockstep", "run"), {})
-    server, link = start_ui(long_sft)
+    server, link = start_ui(long_sft, fresh=True)
     port = int(re.search(r":(\d+)/", link)[1])  # type: ignore[index]
     page, other = tabs.open(at(link, "/run?stage=sft")), tabs.open(link)
     assert "token" not in page.url
@@ -58,36 +71,50 @@ def test_a_run_is_started_watched_cancelled_and_resumed_from_the_page(
     tabs.expect(r"ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|Failed to load")
     stop(server, 9)  # type: ignore[arg-type]
     page.wait_for_selector(".connection.lost")
-    server, _ = start_ui(long_sft, port)
+    server, _ = start_ui(long_sft, port, fresh=True)
     page.wait_for_selector(".connection.live")
     other.wait_for_selector(".connection.live")
 
     page.get_by_role("button", name="Run up to here").click()
     has_state(page, "sft", "running")
     assert counted(page) > 1, "it goes on where it was"
+    (long_sft.root / "hold").unlink()
     has_state(page, "sft", "up to date")
+    [metrics] = long_sft.root.glob(".lockstep/jobs/sft/*/metrics.jsonl")
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == list(range(1, STEPS + 1)), "each step once"
     has_state(other, "sft", "up to date")
+    page.wait_for_selector(".stage-view .facts:has-text('CPU-hours')")
     page.wait_for_selector(".counts:has-text('2 up to date')")
     stop(server)
+
+
+def write_evaluations(clone: Clone, accuracies: list[float]) -> None:
+    folder = clone.root / "metrics/evaluations"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, accuracy in zip(("sft", "iter_001", "iter_002"), accuracies, strict=True):
+        (folder / f"{name}.json").write_text(json.dumps({"accuracy": accuracy}))
 
 
 def test_every_part_of_the_page_can_be_used_and_fits(
     clone: Clone, open_ui: Callable[..., str], tabs: Any
 ) -> None:
     link = open_ui(clone)
-    for width, scheme in ((WIDE, "light"), (NARROW, "dark"), (WIDE, "dark"), (NARROW, "light")):
-        page = tabs.open(at(link, "/run?stage=sft"), width, scheme)
-        page.get_by_role("button", name="Plan").click()
-        page.wait_for_selector("table:has-text('policy_update@iter_003')")
-        page.wait_for_selector(".stage-view .facts")
+    write_evaluations(clone, [0.25, 0.5, 0.75])
+    page = tabs.open(at(link, "/run?stage=sft"))
+    page.get_by_role("button", name="Plan").click()
+    page.wait_for_selector("table:has-text('policy_update@iter_003')")
+    page.wait_for_selector(".stage-view .facts")
+    accuracy = page.locator('.over figure:has(h3:text-is("Accuracy")) svg')
+    assert accuracy.get_attribute("aria-label") == "Accuracy: greedy 0.75 at iteration 2"
+    assert page.locator(".stage").count() == 17
+    for _ in tabs.looks(page, [*LOOKS, (WIDE, "dark"), (NARROW, "light")]):
         assert wrong_with(page) == []
-        assert page.locator(".stage").count() == 17
         page.locator('.stage[data-stage="score@iter_002"]').press("Enter")
         page.wait_for_selector("h2:text-is('score@iter_002')")
         assert page.url.endswith("?stage=score%40iter_002")
         page.go_back()
         page.wait_for_selector("h2:text-is('sft')")
-        page.context.close()
 
 
 def test_a_tab_without_the_token_may_only_look(

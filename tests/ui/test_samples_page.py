@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.conftest import NARROW, WIDE, at, wrong_with
+from tests.ui.conftest import at, wrong_with
 from tests.ui.recorded_results import HOSTILE, NUM_PROMPTS, SHOWN, SURROGATE, held_out, prompts
 
 pytestmark = pytest.mark.browser
@@ -84,6 +84,10 @@ def test_rollouts_are_paged_and_filtered(
     shown(page, "50 matching rows in the first 100 rows")
     page.get_by_role("link", name="Next").first.click()
     shown(page, "10 matching rows in rows 100 to 119")
+    page.reload()
+    page.get_by_role("link", name="Previous").first.click()
+    shown(page, "50 matching rows in the first 100 rows")
+    assert page.get_by_role("link", name="Previous").count() == 0
 
 
 def test_tokens_say_their_numbers_without_colour(
@@ -138,8 +142,7 @@ def test_hostile_text_stays_text(results: Path, open_ui: Callable[..., str], tab
 def test_every_view_can_be_used_and_fits(
     results: Path, open_ui: Callable[..., str], tabs: Any, path: str
 ) -> None:
-    link = open_ui(results)
-    for width, scheme in ((WIDE, "light"), (NARROW, "dark")):
-        page = tabs.open(at(link, path), width, scheme)
-        page.wait_for_selector(VIEWS[path])
+    page = tabs.open(at(open_ui(results), path))
+    page.wait_for_selector(VIEWS[path])
+    for _ in tabs.looks(page):
         assert wrong_with(page) == []

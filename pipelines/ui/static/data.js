@@ -42,7 +42,7 @@ async function start() {
       state().reason === undefined ? dropped.replaceChildren() : draw_dropped(dropped, report),
     ]).catch(show_error);
   };
-  pick.on_change(role => { set_state({ role, source: "", text: "", start: "" }); draw(); });
+  pick.on_change(role => { set_state({ role, source: "", text: "", start: "", trail: "" }); draw(); });
   addEventListener("popstate", draw);
   await draw();
   main.dataset.ready = "true";

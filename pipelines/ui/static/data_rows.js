@@ -1,6 +1,7 @@
 // Rows with their tokens: searched, paged, and coloured by what is trained on.
 
 import { el, get, set_state, state } from "./ui.js";
+import { beside } from "./trail.js";
 import { visible } from "./visible.js";
 
 const CLASSES = {
@@ -38,7 +39,7 @@ function filters(report, role, shown, draw) {
   return el("form", {
     class: "controls", onsubmit: event => {
       event.preventDefault();
-      set_state({ source: source.value, text: text.value, start: "" });
+      set_state({ source: source.value, text: text.value, start: "", trail: "" });
       draw();
     },
   },
@@ -89,9 +90,11 @@ function shown(text) {
 }
 
 function pager(found, from, draw) {
-  const go = start => { set_state({ start: start || "" }); draw(); };
+  const { after, before, first } = beside(state(), found.searched_to < found.num_rows ? found.searched_to : null);
+  const button = (words, to) => el("button", {
+    type: "button", disabled: !to, onclick: () => { set_state(to); draw(); },
+  }, words);
   return el("div", { class: "controls pager" },
-    el("button", { type: "button", disabled: from === 0, onclick: () => go(0) }, "First rows"),
-    el("button", { type: "button", disabled: found.searched_to >= found.num_rows, onclick: () => go(found.searched_to) }, "Next rows"),
+    button("First rows", from ? first : null), button("Previous rows", before), button("Next rows", after),
     el("span", { class: "note" }, `looked at rows ${(from + 1).toLocaleString("en")} to ${found.searched_to.toLocaleString("en")} of ${found.num_rows.toLocaleString("en")}, in ${found.num_groups} row group${found.num_groups === 1 ? "" : "s"}`));
 }

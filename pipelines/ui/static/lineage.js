@@ -3,6 +3,7 @@
 import { el, get } from "./ui.js";
 import { address, choice, form, input, pager, sample, views } from "./views.js";
 import { data } from "./lineage_data.js";
+import { graph } from "./lineage_graph.js";
 
 const DEPTHS = [["1", "1 step"], ["", "2 steps"], ...["4", "8", "12"].map(n => [n, `${n} steps`])];
 const DIRECTIONS = [["", "What made it"], ["yes", "What came of it"]];
@@ -41,6 +42,7 @@ async function tree(values, names) {
     el("h2", {}, `${down ? "What came of" : "What made"} ${found.title}`),
     el("p", { class: "heading" }, found.heading.map(line => [line, el("br")])),
     notes(found.notes),
+    graph(found, Boolean(down), node => link(node.target, values)),
     el("ul", { class: "tree" }, branch(found, found.root, null, seen, values)),
   ];
 }

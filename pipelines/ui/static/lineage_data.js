@@ -1,15 +1,17 @@
 // The rows of data that a stage was trained on.
 
 import { el, get, number, table } from "./ui.js";
+import { beside } from "./trail.js";
 import { address, count, pager, sample } from "./views.js";
 
 const SIZE = 50;
 const TEXTS = ["prompt", "completion", "chosen", "rejected"];
 
-export async function data({ run, prompt, start: from }) {
+export async function data({ run, prompt, start: from, trail }) {
   const start = Number(from) || 0;
   const found = await get("/api/lineage/rows", { run, prompt, start, size: SIZE });
-  const at = first => address("/lineage", { run, prompt, start: first || "" });
+  const at = place => (place ? address("/lineage", { run, prompt, ...place }) : null);
+  const { after, before, first } = beside({ start: from, trail }, found.next);
   const n = found.rows.length;
   const words = prompt
     ? `${count(n)} rows of prompt ${prompt} in the first ${count(found.searched)} of ${count(found.total)}`
@@ -24,8 +26,9 @@ export async function data({ run, prompt, start: from }) {
     el("h2", {}, `Rows that trained ${found.stage}`),
     el("p", { class: "heading" }, `${found.path} ${found.hash}`),
     pager(words, [
-      ["First", start ? at(0) : null],
-      [prompt && n < SIZE ? "Search on" : "Next", found.next === null ? null : at(found.next)],
+      ["First", start ? at(first) : null],
+      ["Previous", at(before)],
+      [prompt && n < SIZE ? "Search on" : "Next", at(after)],
     ]),
     table([
       { title: "Row", text: true, value: each => each.row },

@@ -2,9 +2,10 @@
 // the buttons.
 
 import { el, get, mayChange, page, post, set_state, show_error, state } from "./ui.js";
-import { drawGraph, markNeighbours, tickClocks } from "./run_graph.js";
+import { KIND, drawGraph, markNeighbours, tickClocks } from "./run_graph.js";
 import { drawStage } from "./run_stage.js";
 import { drawPlan } from "./run_plan.js";
+import { drawIterations } from "./run_iterations.js";
 
 const REFRESH_MS = 2000;
 const RETRY_MS = 1500;
@@ -23,6 +24,7 @@ const cancel = el("button", { type: "button", class: "danger", onclick: () => en
 const planned = el("section", { class: "panel", hidden: true, "aria-label": "Plan" });
 const graph = el("div", { class: "graph" }, el("p", { class: "empty" }, "Reading the graph…"));
 const stage = el("section", { class: "stage-view", hidden: true, "aria-label": "Stage" });
+const over = el("section", { class: "over", hidden: true, "aria-label": "Over the iterations" });
 
 await page("run");
 document.querySelector("main").replaceChildren(
@@ -30,7 +32,7 @@ document.querySelector("main").replaceChildren(
   counts,
   el("div", { class: "controls" }, run, plan, cancel,
     el("label", { for: "profile" }, "with profile"), profile),
-  said, problems, output, planned, graph, stage);
+  said, problems, output, planned, graph, stage, over);
 if (!mayChange()) {
   for (const button of [run, cancel]) button.disabled = true;
   said.textContent = "This tab may only look: the link that `lockstep ui` printed has what it takes to run and cancel.";
@@ -82,6 +84,7 @@ function take(change) {
   for (const row of change.stages) view.rows.set(row.stage, row);
   drawGraph(graph, view.rows, change, { chosen: state().stage, choose, now });
   drawHead(change);
+  showIterations();
   const chosen = state().stage;
   if (!chosen) return;
   if (!view.detail || change.stages.some(row => row.stage === chosen)) choose(chosen, false);
@@ -147,6 +150,20 @@ async function showPlan() {
     show_error(error);
   } finally {
     plan.disabled = false;
+  }
+}
+
+// A stage that has ended may have a number for them, and one that warns a line.
+async function showIterations() {
+  const rows = [...view.rows.values()];
+  const ended = JSON.stringify(rows.map(row => [row.stage, KIND[row.state] === "done", row.warnings.length]));
+  if (view.ended === ended) return;
+  view.ended = ended;
+  try {
+    drawIterations(over, (await get("/api/run/iterations")).groups);
+  } catch (error) {
+    view.ended = null;
+    show_error(error);
   }
 }
 

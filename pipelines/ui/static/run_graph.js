@@ -110,6 +110,7 @@ function inWords(row, at) {
     words.push(`${phase} ${done}/${total}`.trim());
     if (left !== null) words.push(`${duration(left)} left`);
   } else if (row.since !== null) {
+    if (row.reason) words.push(row.reason);
     words.push(duration(Math.max(0, at - row.since)));
   } else if (row.elapsed !== null && kindOf(row) === "done") {
     words.push(duration(row.elapsed));

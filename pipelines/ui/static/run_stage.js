@@ -53,7 +53,7 @@ function head(row, { start, end, close, mayChange, busy }) {
 }
 
 function pace(row, at) {
-  const limit = row.limit ? ` of ${duration(row.limit)}` : "";
+  const limit = row.limit && KIND[row.state] === "live" ? ` of ${duration(row.limit)}` : "";
   const time = row.since !== null ? [`for ${duration(Math.max(0, at - row.since))}${limit}`] : [];
   if (!row.progress) return time.length ? [el("p", { class: "note" }, time)] : [];
   const { phase, done, total, left, rate, numbers } = row.progress;
@@ -90,6 +90,7 @@ function facts(row, detail, { choose, needed }) {
     ["needs", row.needs.length ? links(row.needs) : "nothing before it"],
     ["needed by", needed.length ? links(needed.map(each => each.stage)) : "nothing"],
     ["time", row.elapsed !== null ? duration(row.elapsed) : null],
+    ["took", detail?.cost ?? null],
     ["attempts", row.attempts > 1 ? row.attempts : null],
     ["restarts", row.restarts || null],
     ["MLflow", row.mlflow && /^https?:/.test(row.mlflow) ? el("a", { href: row.mlflow }, "its run") : null],

@@ -1,6 +1,7 @@
 // The rollout rows of an iteration: a page of those that are wanted.
 
 import { el, get, number, table } from "./ui.js";
+import { beside } from "./trail.js";
 import { address, choice, count, form, input, pager, range, sample } from "./views.js";
 
 const SIZE = 50;
@@ -13,7 +14,7 @@ export async function rollouts(values) {
   if (!iteration) {
     return el("p", { class: "empty" }, "No iteration has rollouts yet: `lockstep run` samples them.");
   }
-  const { view, start: from, ...filters } = values;
+  const { view, start: from, trail, ...filters } = values;
   const start = Number(from) || 0;
   const found = await get("/api/samples/rollouts", { ...filters, iteration, start, size: SIZE });
   const choices = iterations.map(name => [name, name]);
@@ -54,9 +55,10 @@ function summary(found) {
 // How far was searched is said where it is not obvious: filters look at rows until they have a
 // page, or until the time is up.
 function place(values, start, found) {
-  const { view, iteration, start: _, ...filters } = values;
+  const { view, iteration, start: _, trail, ...filters } = values;
   const filtered = Object.values(filters).some(Boolean);
-  const at = first => address("/samples", { ...values, start: first || "" });
+  const at = place => (place ? address("/samples", { ...values, ...place }) : null);
+  const { after, before, first } = beside(values, found.next);
   const n = found.rows.length;
   const total = count(found.total);
   let words = n ? `Rows ${count(start)} to ${count(start + n - 1)}; there are ${total}` : "No rows here";
@@ -66,11 +68,12 @@ function place(values, start, found) {
     if (start) where = `rows ${count(start)} to ${count(found.searched - 1)} of ${total}`;
     words = `${n ? count(n) : "No"} matching ${n === 1 ? "row" : "rows"} in ${where}`;
   }
-  const before = filtered ? 0 : Math.max(0, start - SIZE);
+  // Without a filter it is known where the page before begins, whichever way one came here.
+  const previous = filtered ? before : start && { start: Math.max(0, start - SIZE) || "" };
   return pager(words, [
-    ["First", start && (filtered || start > SIZE) ? at(0) : null],
-    ["Previous", start && !filtered ? at(before) : null],
-    [filtered && n < SIZE ? "Search on" : "Next", found.next === null ? null : at(found.next)],
+    ["First", start && (filtered || start > SIZE) ? at(first) : null],
+    ["Previous", at(previous)],
+    [filtered && n < SIZE ? "Search on" : "Next", at(filtered || !after ? after : { start: after.start })],
   ]);
 }
 

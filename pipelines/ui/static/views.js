@@ -52,10 +52,11 @@ export async function views(name, title, draw) {
   main.addEventListener("click", event => {
     const link = event.target.closest?.("a");
     const plain = !(event.ctrlKey || event.metaKey || event.shiftKey || event.altKey || event.button);
-    if (!link || !plain || link.target || link.origin !== location.origin) return;
-    if (link.pathname !== location.pathname || link.hash) return;
+    if (!link || !plain || link.getAttribute("target")) return;
+    const to = new URL(link.getAttribute("href"), location);  // of a link in a picture, too
+    if (to.origin !== location.origin || to.pathname !== location.pathname || to.hash) return;
     event.preventDefault();
-    go(link.href).then(() => scrollTo(0, 0));
+    go(to).then(() => scrollTo(0, 0));
   });
   main.addEventListener("submit", event => {
     event.preventDefault();
