@@ -14,11 +14,22 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
 
 GROUPS = {
-    "Run the pipeline": ("plan", "run", "status", "logs", "cancel", "record", "stage", "code"),
+    "Run the pipeline": (
+        "plan",
+        "run",
+        "status",
+        "cost",
+        "logs",
+        "cancel",
+        "record",
+        "stage",
+        "code",
+    ),
+    "Slurm jobs by hand": ("shell", "top", "submit-script"),
     "Look at results": ("compare", "samples", "scores", "lm-eval", "lineage", "verify", "prune"),
     "Ask policies and people": ("chat", "annotate"),
     "Hand on a policy": ("export", "register"),
-    "Choose and check settings": ("preset", "doctor", "selftest"),
+    "Choose and check settings": ("preset", "profile", "doctor", "selftest"),
     "Servers and kept processes": ("ui", "session", "up", "down", "sync"),
 }
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
@@ -64,7 +75,7 @@ class _Commands(TyperGroup):
         for title, names in GROUPS.items():
             with formatter.section(title):
                 texts = (self.get_command(ctx, name).get_short_help_str(100) for name in names)
-                formatter.write_dl(list(zip(names, texts, strict=True)), col_max=12)
+                formatter.write_dl(list(zip(names, texts, strict=True)), col_max=13)
 
     def invoke(self, ctx: Any) -> Any:
         try:

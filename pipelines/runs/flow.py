@@ -44,7 +44,7 @@ from pipelines.ledger.stop_requests import StopRequest, request_stop
 from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import only_pipeline
 from pipelines.runs.schedule import Schedule
-from pipelines.servers.servers import running as running_servers
+from pipelines.servers.running import running as running_servers
 from pipelines.tracking.cursor import end_invocation, note_restored, runs_page
 from pipelines.tracking.shipper import start_shipper
 from pipelines.warm.client import Forked

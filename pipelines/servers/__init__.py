@@ -1,4 +1,4 @@
-"""MLflow's and Prefect's servers on this machine, with a password for each clone.
+"""The servers of `lockstep up` on this machine: MLflow's, Prefect's, and that of the pages.
 
-Nobody without the password reads or starts anything.
+Nobody without the clone's password, or the token of the pages, reads or starts anything.
 """

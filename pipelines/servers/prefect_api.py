@@ -56,6 +56,23 @@ def deployments(api: Api) -> list[dict[str, Any]]:
     return list(_post(api, "/deployments/filter", {}))
 
 
+def automations(api: Api, name: str) -> list[dict[str, Any]]:
+    """Those of that name."""
+    return list(_post(api, "/automations/filter", {"automations": {"name": {"any_": [name]}}}))
+
+
+def create_automation(api: Api, automation: dict[str, Any]) -> None:
+    _post(api, "/automations/", automation)
+
+
+def replace_automation(api: Api, identity: str, automation: dict[str, Any]) -> None:
+    _ask(api, "PUT", f"/automations/{identity}", automation)
+
+
+def delete_automation(api: Api, identity: str) -> None:
+    _ask(api, "DELETE", f"/automations/{identity}", None)
+
+
 def set_schedules(api: Api, *, active: bool) -> None:
     """Restart all schedules, or stop them."""
     for deployment in deployments(api):
@@ -95,10 +112,16 @@ def _is_flow_process(pid: str | None) -> bool:
 
 
 def _post(api: Api, path: str, body: Any, *, accept: int | None = None) -> Any:
+    return _ask(api, "POST", path, body, accept=accept)
+
+
+def _ask(api: Api, method: str, path: str, body: Any, *, accept: int | None = None) -> Any:
     """What the server answers; `accept`: a status besides success that is no error."""
     for _ in range(BUSY_TRIES):
         try:
-            answer = _client.post(api.url + path, json=body, headers=api.headers, timeout=30)
+            answer = _client.request(
+                method, api.url + path, json=body, headers=api.headers, timeout=30
+            )
         except httpx.HTTPError as error:
             raise LockstepError(f"Prefect at {api.url} does not answer: {error}") from error
         # The server's answer while another process writes to its database.

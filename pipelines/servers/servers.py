@@ -1,9 +1,9 @@
-"""`lockstep up` and `lockstep down`: MLflow, Prefect and a Prefect worker on this machine.
+"""`lockstep up` and `lockstep down`: MLflow, Prefect, a Prefect worker and the pages of a clone.
 
-All three are separate processes that outlive the command and listen on loopback only, where both
-servers require the clone's password. Their databases are SQLite files under `.lockstep`, their logs
-are in `.lockstep/servers`. `.lockstep/servers.json` lists them; a process counts only while it is
-alive. Schedules fire only while they run.
+All are separate processes that outlive the command and listen on loopback only, where MLflow and
+Prefect require the clone's password, and the pages the token of their link. The databases are
+SQLite files under `.lockstep`, the logs are in `.lockstep/servers`. Neither password nor token is
+in a log, an address or a command line. Schedules fire only while the servers run.
 
 Stages write to MLflow's database file whether its server runs or not: one store, one address, so
 that no run is ever shipped twice.
@@ -14,33 +14,37 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
-from pipelines.base import atomic
 from pipelines.base.console import Console, seconds
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock
-from pipelines.base.processes import end_processes, process_lives, start_of
+from pipelines.base.processes import end_processes, start_of
 from pipelines.base.redact import redact
 from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
 from pipelines.config.strict_yaml import load_yaml
 from pipelines.servers import prefect_api
+from pipelines.servers.automations import keep_automation
 from pipelines.servers.password import USER, password_file, password_of
 from pipelines.servers.prefect_api import Api
-from pipelines.servers.settings import HOST, prefect_settings, server_environment
+from pipelines.servers.running import NAMES, Server, note_of, running, write_note
+from pipelines.servers.settings import HOST, UI_PORT, prefect_settings, server_environment
 from pipelines.tracking.cursor import runs_page
 from pipelines.warm.client import end_servers
 
-NAMES = ("mlflow", "prefect", "worker")
 MLFLOW_PORT = 5050
 PREFECT_PORT = 4250
+ANSWERING = ("mlflow", "prefect", "ui")
+"""Those that have an address; the worker polls Prefect."""
+NOTIFY_DOCS = "docs/tracking.md#notifications"
+HEALTH = {"mlflow": "/health", "prefect": "/api/health", "ui": "/"}
+"""What a server answers without a password."""
 PREFECT_FILE = "pipelines/prefect.yaml"
 START_LIMIT_S = 600.0
 CANCEL_LIMIT_S = 40.0
@@ -48,31 +52,12 @@ POLL_S = 0.25
 LOG_TAIL = 20
 
 
-@dataclass(frozen=True)
-class Server:
-    """One process that `up` started."""
-
-    name: str
-    url: str
-    pid: int
-    pid_started: str
-    log: str
-
-    @property
-    def api(self) -> str:
-        """Of Prefect's server, and of the worker that polls it."""
-        return f"{self.url}/api"
-
-    @property
-    def lives(self) -> bool:
-        return process_lives(self.pid, self.pid_started)
-
-
 def up(
     repository: Repository,
     console: Console,
     mlflow_port: int | None = None,
     prefect_port: int | None = None,
+    ui_port: int | None = None,
     schedules: bool = True,
 ) -> None:
     """Start what is not running, deploy the schedules, and print the addresses."""
@@ -81,7 +66,13 @@ def up(
         if before.keys() == set(NAMES):
             console.line("already running:")
         else:
-            _start_missing(repository, console, before, mlflow_port, prefect_port, schedules)
+            ports = {"mlflow": mlflow_port, "prefect": prefect_port, "ui": ui_port}
+            _start_missing(repository, console, before, ports, schedules)
+        servers = running(repository)
+        if "prefect" in servers and keep_automation(
+            repository, _api(repository, servers["prefect"])
+        ):
+            console.line(f"Prefect tells of flow runs that no stage ended ({NOTIFY_DOCS})")
     _say_addresses(repository, console)
 
 
@@ -95,14 +86,15 @@ def down(repository: Repository, console: Console) -> None:
         for name in reversed(NAMES):
             if name in servers:
                 console.progress(f"stopping {name}")
-                end_processes([servers[name].pid])
+                # What was started from the pages goes on without them.
+                end_processes([servers[name].pid], with_children=name != "ui")
                 console.line(f"stopped {name} (process {servers[name].pid})")
-        _note(repository).unlink(missing_ok=True)
+        note_of(repository).unlink(missing_ok=True)
         ready = end_servers(repository)
         if ready:
             console.line(f"stopped {len(ready)} processes that were ready for stages")
         if not (servers or ready):
-            console.line("nothing to stop: neither MLflow nor Prefect was started here")
+            console.line("nothing to stop: no server was started here")
 
 
 @contextmanager
@@ -113,22 +105,11 @@ def _only_command(repository: Repository) -> Iterator[None]:
         yield
 
 
-def running(repository: Repository) -> dict[str, Server]:
-    """The running servers of this clone, by name: mlflow, prefect, worker."""
-    noted = atomic.read_json(_note(repository)) or {}
-    servers = {
-        name: Server(name, **{key: values[key] for key in ("url", "pid", "pid_started", "log")})
-        for name, values in noted.items()
-    }
-    return {name: server for name, server in servers.items() if server.lives}
-
-
 def _start_missing(
     repository: Repository,
     console: Console,
     servers: dict[str, Server],
-    mlflow_port: int | None,
-    prefect_port: int | None,
+    ports: Mapping[str, int | None],
     schedules: bool,
 ) -> None:
     """Start what is not in `servers`. If one fails, those started here are stopped again."""
@@ -138,25 +119,29 @@ def _start_missing(
 
     def start(name: str, url: str, words: list[str]) -> Server:
         environment = server_environment(repository)
-        if name != "mlflow":
+        if name in ("prefect", "worker"):
             environment |= prefect_settings(repository, url)
         servers[name] = _spawn(repository, name, url, words, environment)
         started.append(servers[name])
-        _write_note(repository, servers)
+        write_note(repository, servers)
         return servers[name]
 
     try:
         if "mlflow" not in servers:
-            port = _port(console, "MLflow", mlflow_port, MLFLOW_PORT)
+            port = _port(console, "MLflow", ports["mlflow"], MLFLOW_PORT)
             words = [sys.executable, "-m", "pipelines.servers.mlflow_server", str(repository.root)]
             start("mlflow", f"http://{HOST}:{port}", [*words, str(port)])
         if "prefect" not in servers:
             if "worker" in servers:
                 end_processes([servers.pop("worker").pid])
-            port = _port(console, "Prefect", prefect_port, PREFECT_PORT)
+            port = _port(console, "Prefect", ports["prefect"], PREFECT_PORT)
             words = _prefect("server", "start", "--host", HOST, "--port", str(port))
             start("prefect", f"http://{HOST}:{port}", words)
-        _wait(console, [servers["mlflow"], servers["prefect"]], begun, is_healthy)
+        if "ui" not in servers:
+            port = _port(console, "the pages' server", ports["ui"], UI_PORT)
+            words = [sys.executable, "-m", "pipelines.ui.server", str(repository.root), str(port)]
+            start("ui", f"http://{HOST}:{port}", words)
+        _wait(console, [servers[name] for name in ANSWERING], begun, is_healthy)
         if "worker" not in servers:
             api = _api(repository, servers["prefect"])
             prefect_api.make_work_pool(api)
@@ -242,13 +227,13 @@ def _wait(
 
 
 def _names(servers: list[Server]) -> str:
-    return " and ".join(server.name for server in servers)
+    *others, last = (server.name for server in servers)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def is_healthy(server: Server) -> bool:
     """Whether it answers, and not another process on its port."""
-    path = "/api/health" if server.name == "prefect" else "/health"
-    return _listens(server) and prefect_api.answers(server.url + path)
+    return _listens(server) and prefect_api.answers(server.url + HEALTH[server.name])
 
 
 def _listens(server: Server) -> bool:
@@ -311,7 +296,7 @@ def _cancel_flow_runs(api: Api, worker: Server, console: Console) -> None:
 
 def _say_addresses(repository: Repository, console: Console) -> None:
     servers = running(repository)
-    if gone := [name for name in ("mlflow", "prefect") if name not in servers]:
+    if gone := [name for name in ANSWERING if name not in servers]:
         raise LockstepError(
             f"{' and '.join(gone)} exited right after starting; see "
             f"{repository.shared_home}/servers/*.log, then rerun `lockstep up`"
@@ -321,15 +306,17 @@ def _say_addresses(repository: Repository, console: Console) -> None:
     console.line(
         f"Prefect  {servers['prefect'].url}   flow runs that it starts, their logs, schedules"
     )
+    console.line(f"pages    {servers['ui'].url}   `lockstep ui` prints the link that opens them")
     password = f"cat {shlex.quote(str(password_file(repository)))}"
-    console.line(f"both require a password:  {password}   (the MLflow user is {USER})")
+    console.line(f"the first two require a password:  {password}   (the MLflow user is {USER})")
     if open_to_all := [name for name in ("mlflow", "prefect") if _is_open_to_all(servers[name])]:
         console.line(
             f"but {' and '.join(open_to_all)} run without one, open to every user of this machine: "
             "run lockstep down, then lockstep up"
         )
     api = _api(repository, servers["prefect"])
-    active = [item for item in prefect_api.deployments(api) if not item["paused"]]
+    deployed = [item for item in prefect_api.deployments(api) if item["schedules"]]
+    active = [item for item in deployed if not item["paused"]]
     console.line(
         "schedules (they fire only while these servers run):" if active else "no schedules"
     )
@@ -349,15 +336,3 @@ def _say_addresses(repository: Repository, console: Console) -> None:
 
 def _api(repository: Repository, prefect: Server) -> Api:
     return Api(prefect.api, password_of(repository))
-
-
-def _note(repository: Repository) -> Path:
-    return repository.shared_home / "servers.json"
-
-
-def _write_note(repository: Repository, servers: dict[str, Server]) -> None:
-    """At each start, so that `down` knows of everything that a killed `up` started."""
-    noted = {name: asdict(server) for name, server in servers.items()}
-    if "prefect" in noted:
-        noted["prefect"]["api_url"] = servers["prefect"].api
-    atomic.write_json(_note(repository), noted)

@@ -1,4 +1,4 @@
-"""Environment variables of the processes of `lockstep up` and of its Prefect clients."""
+"""Where the servers of `lockstep up` listen, and the variables of their processes and clients."""
 
 import os
 
@@ -6,6 +6,8 @@ from pipelines.base.repository import Repository
 from pipelines.servers.password import password_of
 
 HOST = "127.0.0.1"
+UI_PORT = 8765
+"""Where the pages are, unless something else is there."""
 
 
 def server_environment(repository: Repository) -> dict[str, str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -111,13 +112,20 @@ class LocalServers:
     def _request(self, method: str, path: str, body: Any = None) -> Any:
         url, headers = self.api.url + path, self.api.headers
         for _ in range(30):
-            answer = httpx.request(method, url, json=body, headers=headers, timeout=TIMEOUT_S)
+            answer = _client().request(method, url, json=body, headers=headers)
             # On a busy machine: another writer has the database.
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                 answer.raise_for_status()
                 return answer.json() if answer.content else None
             time.sleep(1)
         raise AssertionError(f"{path}: the server stays busy")
+
+
+@cache
+def _client() -> httpx.Client:
+    """One for all questions: each new one would read the certificates of the whole world first."""
+    one_each = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(verify=False, limits=one_each, timeout=TIMEOUT_S)
 
 
 def _until_sent(get: Callable[[], T], is_right: Callable[[T], bool], what: str) -> T:
@@ -130,7 +138,7 @@ def _until_sent(get: Callable[[], T], is_right: Callable[[T], bool], what: str) 
 def serving(root: Path) -> Iterator[LocalServers]:
     repository = Repository(root)
     said = io.StringIO()
-    servers.up(repository, Console(said), free_port(), free_port())
+    servers.up(repository, Console(said), free_port(), free_port(), free_port())
     try:
         yield LocalServers(repository, said.getvalue())
     finally:

@@ -1,5 +1,6 @@
 """`notify` of a profile under Prefect: once for a stage, however often the flow retries it."""
 
+import io
 import json
 import threading
 import time
@@ -8,11 +9,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from prefect_servers import LocalServers
 from tiny_project import TinyProject
 
+from pipelines.base.console import Console
 from pipelines.base.repository import Repository
 from pipelines.runs import flow
 from pipelines.runs.flow import pipeline
+from pipelines.servers import prefect_api, servers
+from pipelines.servers.automations import DEPLOYMENT, NAME, OF_STAGES
 from pipelines.tracking.notify import notifier_process, run_notifier
 from tests.waiting import until
 
@@ -61,3 +66,43 @@ def test_what_a_flow_retries_is_told_once_and_only_if_it_was_in_vain(
     run_notifier(repository, 5.0)
     told = sorted((each["stage"], each["event"], each["attempts"]) for each in got)
     assert told == [("b", "failed", 3), ("c", "failed", 3)]
+
+
+def test_what_no_stage_can_tell_of_a_flow_run_prefect_has_told(
+    local_servers: LocalServers, served_project: TinyProject, hook: tuple[str, list[dict[str, Any]]]
+) -> None:
+    address, got = hook
+    root = served_project.root
+    profile, params = root / "slurm_profiles/local.yaml", root / "params.yaml"
+    before = profile.read_text(), params.read_text()
+
+    def automations() -> list[dict[str, Any]]:
+        servers.up(local_servers.repository, Console(io.StringIO()))
+        return prefect_api.automations(local_servers.api, NAME)
+
+    assert automations() == []
+    profile.write_text(f"{before[0]}notify: {{webhook: '{address}'}}\n")
+    try:
+        [made] = automations()
+        [again] = automations()
+        assert (again["id"], again["enabled"]) == (made["id"], True)
+        params.write_text("sed: 17\n")
+        failed = local_servers.ended(local_servers.start_run("nightly"))
+        assert failed["type"] == "FAILED"
+        local_servers.until(lambda: got, "somebody is told")
+        [told] = got
+        assert told["text"].startswith("flow run ")
+        assert "unknown key `sed`" in told["error"]
+        assert (told["event"], told["state"], told["stage"]) == ("failed", "failed", None)
+
+        # That a stage failed, the stage itself tells: of such a run nothing is started.
+        params.write_text(before[1])
+        served_project.behave(a={"failures": 9})
+        run = local_servers.ended(local_servers.start_run("weekday-baseline", targets=["a"]))
+        assert run["message"].startswith(OF_STAGES)
+    finally:
+        profile.write_text(before[0])
+        params.write_text(before[1])
+    assert automations() == []
+    alerts = {"deployments": {"name": {"any_": [DEPLOYMENT]}}}
+    assert len(local_servers.post("/flow_runs/filter", alerts)) == 1

@@ -26,6 +26,7 @@ from pipelines.base.repository import Repository
 from pipelines.servers import prefect_api, servers
 from pipelines.servers.password import password_file, password_of
 from pipelines.servers.prefect_api import Api
+from pipelines.ui.clone import token_file
 from tests.waiting import TIMEOUT_S
 
 ANOTHER_USER = """
@@ -69,7 +70,7 @@ def as_another_user(urls: list[tuple[str, Any]], files: list[str | Path]) -> tup
 
 def ask(url: str, password: str | None = None, **headers: str) -> httpx.Response:
     auth = None if password is None else ("lockstep", password)
-    return httpx.get(url, auth=auth, headers=headers, timeout=TIMEOUT_S)
+    return httpx.get(url, auth=auth, headers=headers, timeout=TIMEOUT_S, verify=False)
 
 
 @pytest.fixture
@@ -120,8 +121,13 @@ def test_another_user_of_the_machine_gets_nothing_from_either_server(
     commands = [f"/proc/{running[name].pid}/cmdline" for name in running]
     statuses, texts = as_another_user(requests, [*of_processes, *commands])
     assert statuses == [401] * len(requests)
-    assert texts[:3] == [None] * 3
-    assert all(text and local_servers.password not in text for text in texts[3:])
+    assert texts[:4] == [None] * 4
+    assert all(text and local_servers.password not in text for text in texts[4:])
+    pages = running["ui"].url
+    paths = ["/api/run/stages", "/api/run/events", "/api/pages", "/api/samples/names"]
+    asked = [(pages + path, None) for path in paths] + [(f"{pages}/api/run/start", {})]
+    statuses, texts = as_another_user(asked, [token_file(local_servers.repository)])
+    assert (statuses, texts) == ([403] * len(asked), [None])
 
 
 def test_another_user_cannot_read_the_password() -> None:

@@ -4,11 +4,14 @@ import io
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from prefect_servers import LocalServers, send_what_waits
@@ -16,16 +19,21 @@ from tiny_project import TinyProject, make_project
 
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
+from pipelines.base.processes import start_of
 from pipelines.base.repository import Repository
+from pipelines.commands.status import status
+from pipelines.commands.ui import ui
 from pipelines.config.strict_yaml import load_yaml
 from pipelines.servers import servers
 from pipelines.servers.password import password_file
 from pipelines.servers.prefect_api import open_flow_runs
+from pipelines.servers.running import write_note
+from pipelines.ui.clone import token_file, token_of
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
 from tests.conftest import kill_each
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 pytestmark = pytest.mark.slow
 
@@ -61,8 +69,8 @@ def at_work_in(folder: Path, others: list[int]) -> list[psutil.Process]:
 
 def test_up_says_where_everything_is(local_servers: LocalServers) -> None:
     running = servers.running(local_servers.repository)
-    assert running.keys() == {"mlflow", "prefect", "worker"}
-    for name in ("mlflow", "prefect"):
+    assert running.keys() == {"mlflow", "prefect", "ui", "worker"}
+    for name in ("mlflow", "prefect", "ui"):
         assert running[name].url in local_servers.said
     assert "lockstep/nightly: 0 2 * * * UTC" in local_servers.said
     noted = json.loads((local_servers.repository.home / "servers.json").read_text())
@@ -72,8 +80,29 @@ def test_up_says_where_everything_is(local_servers: LocalServers) -> None:
 def test_up_says_what_it_waits_for(local_servers: LocalServers) -> None:
     said = local_servers.said.splitlines()
     waited = [line.partition(" (log: ")[0] for line in said if line.startswith("waiting for ")]
-    assert waited == ["waiting for mlflow and prefect to answer", "waiting for worker to answer"]
+    assert waited == [
+        "waiting for mlflow, prefect and ui to answer",
+        "waiting for worker to answer",
+    ]
     assert "deploying pipelines/prefect.yaml" in said
+
+
+def test_up_serves_the_pages_and_their_link_is_told_by_the_command_alone(
+    local_servers: LocalServers, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = local_servers.repository
+    url, token = servers.running(repository)["ui"].url, token_of(repository)
+    assert token not in local_servers.said
+    assert httpx.get(f"{url}/api/run/stages").status_code == 403
+    pages = httpx.get(f"{url}/api/pages", headers={"X-Lockstep-Token": token}, timeout=60)
+    assert pages.json()["root"] == str(repository.root)
+    monkeypatch.chdir(repository.root)
+    ui(port=None, browse=False)
+    assert f"{url}/#token={token}" in capsys.readouterr().out
+    status(as_json=True)
+    assert json.loads(capsys.readouterr().out)["servers"]["ui"] == url
+    status()
+    assert f"server ui: {url}" in capsys.readouterr().out
 
 
 def test_a_second_up_starts_nothing(local_servers: LocalServers) -> None:
@@ -91,7 +120,7 @@ def test_servers_listen_on_loopback_only(local_servers: LocalServers) -> None:
         with suppress(psutil.NoSuchProcess):
             connections = process.net_connections(kind="inet")
             listening += [one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN]
-    assert len(listening) >= 2
+    assert len(listening) >= 3
     assert set(listening) == {"127.0.0.1"}
 
 
@@ -99,8 +128,9 @@ def test_every_deployment_has_a_schedule_and_runs_one_at_a_time(
     local_servers: LocalServers,
 ) -> None:
     written = load_yaml(local_servers.repository.root / servers.PREFECT_FILE)["deployments"]
-    assert len(written) == 2
-    for item in written:
+    *scheduled, alert = written
+    assert (len(scheduled), alert["name"], alert["schedules"]) == (2, "alert", [])
+    for item in scheduled:
         found = local_servers.deployment(item["name"])
         assert not found["paused"]
         assert found["schedules"][0]["active"]
@@ -199,7 +229,7 @@ def test_if_one_does_not_start_the_others_are_stopped(
     said = io.StringIO()
     monkeypatch.setattr(servers, "MLFLOW_PORT", taken_port)
     with pytest.raises(LockstepError, match="prefect did not start") as raised:
-        servers.up(repository, Console(said), prefect_port=free_port())
+        servers.up(repository, Console(said), prefect_port=free_port(), ui_port=free_port())
     assert "unable to open database file" in str(raised.value)
     assert str(repository.home / "servers/prefect.log") in str(raised.value)
     assert f"port {taken_port} is in use; MLflow uses" in said.getvalue()
@@ -214,6 +244,28 @@ def test_a_port_that_was_asked_for_and_is_taken(tmp_path: Path, taken_port: int)
     assert processes_of(repository) == []
 
 
+def test_down_ends_the_pages_and_not_what_was_started_from_them(tmp_path: Path) -> None:
+    """Stands for their server: a process with a child, as `lockstep run` is one of it."""
+    repository = Repository(tmp_path)
+    program = (
+        "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as pages:
+        assert pages.stdout is not None
+        run = psutil.Process(int(pages.stdout.readline()))
+        pid, started = pages.pid, start_of(pages.pid)
+        server = servers.Server("ui", "http://127.0.0.1:1", pid, started, "")
+        write_note(repository, {"ui": server})
+        said = io.StringIO()
+        servers.down(repository, Console(said))
+        assert pages.wait(TIMEOUT_S) != 0
+    assert "stopped ui" in said.getvalue()
+    assert run.is_running()
+    run.kill()
+
+
 def test_up_again_mends_what_died_and_down_stops_everything(
     local_servers: LocalServers, served_project: TinyProject
 ) -> None:
@@ -225,7 +277,7 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     local.until(project.started, "a stage begun", lost)
     # As a machine that goes down: nobody can say how the run ended.
     worker = psutil.Process(before["worker"].pid)
-    others = [before[name].pid for name in ("mlflow", "prefect")]
+    others = [before[name].pid for name in ("mlflow", "prefect", "ui")]
     killed = [worker, *worker.children(recursive=True), *at_work_in(project.root, others)]
     kill_each(killed)
     psutil.wait_procs(killed)
@@ -239,17 +291,21 @@ def test_up_again_mends_what_died_and_down_stops_everything(
     send_what_waits()
     for process in processes_of(local.repository):
         with suppress(psutil.NoSuchProcess):
-            assert local.password not in " ".join(process.cmdline())
+            words = " ".join(process.cmdline())
+            assert local.password not in words
+            assert token_of(local.repository) not in words
     said = io.StringIO()
     servers.down(local.repository, Console(said))
     assert "cancelling flow run" in said.getvalue()
-    for name in ("worker", "prefect", "mlflow"):
+    for name in ("worker", "ui", "prefect", "mlflow"):
         assert f"stopped {name}" in said.getvalue()
     assert processes_of(local.repository) == []
     assert not psutil.pid_exists(project.events("start")[1]["pid"])
     assert not (local.repository.home / "servers.json").exists()
     # Neither in a log, nor in a database, nor in the ledger.
     assert files_with(local.password, project.root) == [password_file(local.repository)]
+    token = token_of(local.repository)
+    assert files_with(token, project.root) == [token_file(local.repository)]
 
     said = io.StringIO()
     servers.down(local.repository, Console(said))
