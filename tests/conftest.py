@@ -20,11 +20,12 @@ from ruamel.yaml import YAML
 from benchmarks.clones import copy_working_tree
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import Resources
+from pipelines.identity import code
 from pipelines.identity.map_files import write_maps
 from pipelines.warm.identity import is_switched_off
 from stages.contracts.catalog import STAGES
 from tests.cost import pytest_terminal_summary  # noqa: F401  (a hook of pytest's)
-from tests.forks import fork_servers, run_forked
+from tests.forks import fork_command, fork_servers, run_forked
 from tests.hardware import HAS_GPU
 from tests.waiting import until
 
@@ -152,11 +153,18 @@ class Clone:
             start_new_session=True,
         )
 
+    def start_forked(self, *words: str, **extra: str) -> subprocess.Popen[str]:
+        """The same, forked like what `run` runs; for tests in which its start has no part."""
+        self.have_servers(words, extra, forked=True)
+        return fork_command(words, self.root, {**self.environment, **extra}) or self.start(
+            *words, **extra
+        )
+
     def run(
         self, *words: str, check: bool = True, **extra: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; `check` fails the test with its output."""
-        self.have_servers(words, extra)
+        self.have_servers(words, extra, forked=True)
         environment = {**self.environment, **extra}
         done = run_forked(words, self.root, environment) or subprocess.run(
             words,
@@ -172,14 +180,21 @@ class Clone:
             pytest.fail(f"{' '.join(words)} exited {done.returncode}:\n{done.stdout}")
         return done
 
-    def have_servers(self, words: Sequence[str], extra: Mapping[str, str]) -> None:
-        """Before the first command that runs stages here: what they are forked from."""
+    def have_servers(
+        self, words: Sequence[str], extra: Mapping[str, str], *, forked: bool = False
+    ) -> None:
+        """Before the first command that runs stages here: what they are forked from.
+
+        A DVC that is itself forked drives its stages in forks of its own.
+        """
         environment = {**self.environment, **extra}
         runs = words[0] in ("lockstep", "dvc") and {"run", "repro"} & set(words)
         name = environment.get("LOCKSTEP_PROFILE", "local")
         profile = self.root / f"slurm_profiles/{name}.yaml"
         here = "--profile" not in words and profile.is_file() and "local" in profile.read_text()
         if self.has_servers or not runs or is_switched_off(environment):
+            return
+        if forked and words[0] == "dvc" and not here:
             return
         self.has_servers = True
         fork_servers(self.root, environment, Resources() if here else None)
@@ -234,11 +249,21 @@ class Clone:
         return list(self.command_lines())
 
     def status(self, stage: str = "sft") -> dict[str, Any]:
-        """The stage's row of `lockstep status --json`, without the second that a process takes."""
-        from pipelines.runs.status import stage_statuses
+        """The stage's row of `lockstep status --json`, without the second that a process takes.
+
+        While its last job lives, the row is that job's: DVC need not say what is stale for it.
+        """
+        from pipelines.ledger.entry import Ledger
+        from pipelines.runs import status
+        from pipelines.slurm.scheduler import Scheduler
 
         with mock.patch.dict(os.environ, self.environment, clear=True):
-            rows = stage_statuses(Repository.find(self.root))
+            repository = Repository.find(self.root)
+            Scheduler(repository).refresh()
+            entry = Ledger(repository.jobs).latest(stage).get(stage)
+            if entry and entry.state().alive:
+                return status._of_entry(entry).as_json()
+            rows = status.stage_statuses(repository)
         return next(row.as_json() for row in rows if row.stage == stage)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
@@ -271,8 +296,12 @@ class Clone:
         return self.start("dvc", "repro", "--single-item", "sft")
 
     def start_training(self, *command: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
-        """The command that runs SFT, and the status of the stage in the middle of its steps."""
-        driver = self.start(*command) if command else self.start_sft()
+        """The command that runs SFT, and the status of the stage in the middle of its steps.
+
+        DVC is started as users start it; one of ours is forked.
+        """
+        start = self.start if command[:1] == ("dvc",) else self.start_forked
+        driver = start(*command) if command else self.start_sft()
         return driver, self.training()
 
     def kill_all(self) -> None:
@@ -331,6 +360,10 @@ def _committed_tree() -> Path:
     clone.run("git", "config", "user.email", "test@example.org")
     clone.commit("start")
     clone.run("git", "gc", "--quiet")
+    # As after a first command: what is known of each file of the stages, by its bytes.
+    with mock.patch.dict(code._known, clear=True):
+        modules = [stage.module for stage in STAGES.values()]
+        code.code_maps(clone.root, modules, Repository(clone.root).home)
     return clone.root
 
 

@@ -15,10 +15,13 @@ import atexit
 import gc
 import importlib
 import os
+import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,14 +45,66 @@ _OF_COMMANDS = (
     "pipelines.results.verify",
     "pipelines.lineage.answer",
 )
+MODULE = ("python", "-m", "pipelines")
+"""Begins the command that takes its code from the clone it is called in."""
 _parents: dict[Kind, socket.socket] = {}
 
 
-def run_forked(
+class Forked:
+    """A command that was forked, with what a test asks of a `subprocess.Popen`.
+
+    It leads a session of its own, and its number is known by then.
+    """
+
+    def __init__(self, output: int, channel: socket.socket) -> None:
+        self.stdout = os.fdopen(output, encoding="utf-8", errors="replace")
+        self.returncode: int | None = None
+        self._channel = channel
+        self.pid: int = self._answer()["pid"]
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._channel], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._channel], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self.returncode = self._answer()["status"]
+            self._channel.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, None]:
+        """All that it prints, and its end; killed where that takes longer."""
+        limit = threading.Timer(timeout or threading.TIMEOUT_MAX, self.kill)
+        limit.daemon = True
+        limit.start()
+        with self.stdout:
+            text = self.stdout.read()
+        limit.cancel()
+        self.wait()
+        return text, None
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _answer(self) -> dict[str, Any]:
+        answer = wire.receive(self._channel)
+        assert answer is not None, "nobody knows how the command ended"
+        return answer[0]
+
+
+def fork_command(
     words: tuple[str, ...], folder: Path, environment: dict[str, str]
-) -> subprocess.CompletedProcess[str] | None:
-    """Run a command to its end; None where it needs an interpreter of its own."""
-    if words[0] not in ("lockstep", "dvc") or not _are_our_settings(environment):
+) -> Forked | None:
+    """Start a command; None where it needs an interpreter of its own."""
+    is_ours = words[0] in ("lockstep", "dvc") or words[:3] == MODULE
+    if not (is_ours and _are_our_settings(environment)):
         return None
     reading, writing = os.pipe()
     mine, theirs = socket.socketpair()
@@ -59,12 +114,18 @@ def run_forked(
         _ask(Kind.CONTROL, message, files)
     os.close(writing)
     theirs.close()
-    with os.fdopen(reading, encoding="utf-8", errors="replace") as output:
-        text = output.read()
-    with mine:
-        answer = wire.receive(mine)
-    assert answer is not None, f"{words}: nobody knows how it ended:\n{text}"
-    return subprocess.CompletedProcess(words, answer[0]["status"], text)
+    return Forked(reading, mine)
+
+
+def run_forked(
+    words: tuple[str, ...], folder: Path, environment: dict[str, str]
+) -> subprocess.CompletedProcess[str] | None:
+    """Run a command to its end; None where it needs an interpreter of its own."""
+    command = fork_command(words, folder, environment)
+    if command is None:
+        return None
+    text, _ = command.communicate()
+    return subprocess.CompletedProcess(words, command.wait(), text)
 
 
 def fork_servers(root: Path, environment: dict[str, str], resources: Resources | None) -> None:
@@ -180,13 +241,21 @@ def _be_command(message: dict[str, Any], files: list[int]) -> int:
     status = 1
     try:
         os.setsid()
+        with socket.socket(fileno=files[2]) as caller:
+            wire.send(caller, {"pid": os.getpid()})
         for number, file in ((0, files[0]), (1, files[1]), (2, files[1])):
             os.dup2(file, number)
         _settle(message)
         program = str(Path(sys.executable).with_name(words[0]))
-        set_title([sys.executable, program, *words[1:]])
-        sys.argv = [program, *words[1:]]
-        if words[0] == "dvc" and _drives_as_here(Path(message["folder"])):
+        module = tuple(words[:3]) == MODULE
+        its_code = _drives_as_here(Path(message["folder"]))
+        if module and not its_code:
+            os.execv(program, words)
+        set_title([program, *words[1:]] if module else [sys.executable, program, *words[1:]])
+        sys.argv = words[2:] if module else [program, *words[1:]]
+        if module:
+            main = _run_module
+        elif words[0] == "dvc" and its_code:
             from pipelines.warm.dvc import run_dvc as main
         elif words[0] == "dvc":
             from dvc.cli import main
@@ -200,6 +269,11 @@ def _be_command(message: dict[str, Any], files: list[int]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return status
+
+
+def _run_module(words: list[str]) -> None:
+    """As `python -m` does."""
+    runpy.run_module(words[1], run_name="__main__")
 
 
 def _drives_as_here(clone: Path) -> bool:

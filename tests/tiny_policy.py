@@ -24,6 +24,7 @@ def tiny_policy(
     template: bool = True,
     words: Mapping[str, str] | None = None,
     context: int = CONTEXT,
+    head_dim: int = 16,
 ) -> Path:
     """A policy's folder; with a sliding window it is decoded in padded batches.
 
@@ -46,6 +47,7 @@ def tiny_policy(
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
+        "head_dim": head_dim,
         "max_position_embeddings": context,
         "bos_token_id": tokenizer.bos_token_id,
         "pad_token_id": tokenizer.pad_token_id,

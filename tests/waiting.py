@@ -7,6 +7,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ must_not_wait = pytest.mark.timeout(TIMEOUT_S)
 FOR_EVER_S = 4 * TIMEOUT_S
 LOOK_S = 2.0
 """Between two looks at who is at work: some are costly."""
+COSTLY = 2.0
+"""How much longer the pause after a look is than the look itself."""
 LAST_S = 5.0
 """For word of what the last one did to get here, once nobody is at work any more."""
 
@@ -35,7 +38,7 @@ def until(
 
     It fails at once where nobody is at work any more who could bring it about.
     """
-    if isinstance(at_work, subprocess.Popen):
+    if not callable(at_work):
         process = at_work
         at_work, otherwise = lambda: process.poll() is None, lambda: said_by(process)
     deadline = time.monotonic() + TIMEOUT_S
@@ -49,7 +52,7 @@ def until(
             if not at_work():
                 left, deadline = True, min(deadline, time.monotonic() + LAST_S)
         # What is waited for needs the cores that a costly look takes.
-        time.sleep(max(pause_s, time.monotonic() - now))
+        time.sleep(max(pause_s, COSTLY * (time.monotonic() - now)))
     why = "nobody is at work on it any more" if left else f"not within {TIMEOUT_S} s"
     pytest.fail(f"{why}: {what}{otherwise()}")
 
@@ -90,7 +93,8 @@ def failed(process: subprocess.Popen[str]) -> str:
 
 def stop(process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> str:
     """Signal all that a command has started, and wait for its end."""
-    os.killpg(process.pid, how)
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        os.killpg(process.pid, how)
     return ended(process)
 
 

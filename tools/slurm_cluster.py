@@ -192,7 +192,7 @@ class Cluster:
 
     def _ready(self) -> bool:
         """Whether every node may take jobs; one that Slurm drained is given back."""
-        states = self.run("sinfo", "--noheader", "-N", "-p", "cpu", "-o", "%N %t", check=False)
+        states = self.run("sinfo", "--noheader", "-N", "-o", "%N %t", check=False)
         nodes = dict(line.split() for line in states.splitlines())
         drained = [name for name, state in nodes.items() if state.startswith(("drain", "drng"))]
         for name in drained:

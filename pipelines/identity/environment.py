@@ -10,6 +10,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -62,7 +63,7 @@ def describe(context: Context, deterministic: bool) -> dict[str, Any]:
         "sequence_parallel": context.sequence_parallel,
         "shards": context.num_shards,
         **_torch(context.device),
-        "packages": dict(_versions()),
+        "packages": dict(versions()),
     }
 
 
@@ -113,12 +114,10 @@ def _driver() -> str | None:
 
 
 @cache
-def _versions() -> Mapping[str, str]:
-    """Those of this process: what it has imported stays, whatever is installed meanwhile."""
-    versions = {}
+def versions() -> Mapping[str, str]:
+    """Of packages, as this process has them: what it has imported stays, whatever is installed."""
+    found = {}
     for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

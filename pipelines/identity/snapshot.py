@@ -5,6 +5,7 @@ the workspace while a job waits in a queue cannot reach it.
 """
 
 import hashlib
+import os
 import shutil
 from pathlib import Path
 
@@ -39,12 +40,22 @@ def uncommitted(repository: Repository) -> str:
 
 
 def _sources(root: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(root).as_posix(): path.read_bytes()
-        for package in _PACKAGES
-        for path in sorted((root / package).rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    """What each file holds, by name, sorted. Each stage begins with this, so it has to be quick."""
+    found: dict[str, bytes] = {}
+    for package in _PACKAGES:
+        if (root / package).is_dir():
+            _read(str(root / package), package, found)
+    return dict(sorted(found.items()))
+
+
+def _read(folder: str, name: str, found: dict[str, bytes]) -> None:
+    with os.scandir(folder) as entries:
+        for each in entries:
+            inside = f"{name}/{each.name}"
+            if each.is_file():
+                found[inside] = Path(each.path).read_bytes()
+            elif each.is_dir(follow_symlinks=False) and each.name != "__pycache__":
+                _read(each.path, inside, found)
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:

@@ -31,6 +31,7 @@ from pipelines.base.imports import uncollected
 from pipelines.base.redact import RedactedStream
 from pipelines.config.strict_yaml import load_yaml
 from pipelines.identity.code import code_version
+from pipelines.identity.environment import versions
 from pipelines.warm import wire
 from pipelines.warm.child import Request, become
 from pipelines.warm.identity import Kind
@@ -220,6 +221,8 @@ def preload(kind: Kind) -> None:
         for model in models:
             model.model_rebuild()
         get_main_parser()  # DVC keeps it
+    else:
+        versions()
 
 
 def read_settings(clone: Path) -> None:
@@ -273,6 +276,8 @@ _OF_COMPUTE = (
     "stages.engines.models.usual",
     # pyarrow looks for it when it makes its first table of rows.
     "pandas",
+    # torch sums up what it has compiled with it, at the end of each process.
+    "tabulate",
 )
 """What stages import, or work out, only once they know their model or their rows."""
 

@@ -374,7 +374,8 @@ def stage_runs(root: Path) -> list[tuple[str, str, Curve]]:
 
 def _curve(database: sqlite3.Connection, run: str) -> Curve:
     found: Curve = {}
-    query = "select key, step, value from metrics where run_uuid = ?"
+    # What it took is another matter each time, and has a step for each attempt.
+    query = "select key, step, value from metrics where run_uuid = ? and key not like 'cost/%'"
     for key, step, value in database.execute(query, (run,)):
         # How fast it went is another matter each time; that it is there once is not.
         found.setdefault((key, step), []).append(0.0 if key.endswith("per_second") else value)

@@ -50,6 +50,8 @@ def sentences(path: Path) -> Iterator[str]:
     if path.suffix != ".py":
         yield text
         return
+    if not CITED.search(text):
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield str(node.value.value)

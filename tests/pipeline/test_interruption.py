@@ -4,19 +4,23 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from benchmarks.clones import copy_clone
 from pipelines.ledger.entry import Ledger
-from tests.conftest import SERVER, kill_each
+from tests.conftest import SERVER, Clone, kill_each
 from tests.pipeline.test_session import COUNTING_STAGE
 from tests.waiting import ended, failed, stop, succeeded, until, until_said
 
 pytestmark = pytest.mark.slow
 
-LONG = 20_000
+LONG = 6_000
+"""Steps, of which nobody sees the last, unless what should end them does not."""
 WAITS_AT_STEP_10 = """
 
 import time
@@ -36,16 +40,23 @@ Context.progress = _waiting
 """
 
 
-@pytest.fixture(autouse=True)
-def _only_jobs(finished: Any) -> None:
-    finished.without_tracking()
+@pytest.fixture(scope="module")
+def counting_root(finished_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the finished clone with an SFT stage that counts: it has nothing to import, and sleeps."""
+    clone = Clone(copy_clone(finished_root, tmp_path_factory.mktemp("counting") / "clone"))
+    clone.without_tracking()
+    clone.write_code("stages/sft.py", COUNTING_STAGE)
+    clone.run("dvc", "repro", "code", LOCKSTEP_WARM="off")
+    return clone.root
 
 
 @pytest.fixture
-def counting(finished: Any) -> Any:
-    """The finished clone with an SFT stage that counts: it has nothing to import, and sleeps."""
-    finished.write_code("stages/sft.py", COUNTING_STAGE)
-    return finished
+def counting(counting_root: Path, tmp_path: Path) -> Iterator[Any]:
+    """A copy of it."""
+    clone = Clone(copy_clone(counting_root, tmp_path / "clone"))
+    clone.without_tracking()
+    yield clone
+    clone.kill_all()
 
 
 @pytest.fixture
@@ -132,6 +143,7 @@ def test_kill_of_the_driver_leaves_no_job(long_sft: Any, command: tuple[str, ...
 
 
 def test_a_cancelled_stage_goes_on_and_ends_with_the_same_bytes(finished: Any) -> None:
+    finished.without_tracking()
     training = (finished.root / "stages/sft.py").read_text()
     finished.write_code("stages/sft.py", training + WAITS_AT_STEP_10)
     finished.set_params(sft__epochs=10)
@@ -171,7 +183,7 @@ def test_a_forked_driver_and_the_process_that_dvc_has_started_end_together(
     assert "failed to reproduce 'sft'" in failed(dvc)
     until(lambda: not (driver.is_running() or stand_in.is_running()), "both gone")
     assert psutil.Process(int(before["job"])).is_running()
-    again = held_sft.start_sft()
+    again = held_sft.start_forked("dvc", "repro", "--single-item", "sft")
     until_said(again, "its job still runs; waiting for it")
     let_go(held_sft)
     succeeded(again)
@@ -185,7 +197,7 @@ def test_after_kill_9_of_everything_but_the_job_the_same_command_waits_for_it(
     job = psutil.Process(int(before["job"]))
     kill_9_all_but_the_job(held_sft, driver, job)
     assert job.is_running()
-    again = held_sft.start_sft()
+    again = held_sft.start_forked("dvc", "repro", "--single-item", "sft")
     until_said(again, "its job still runs; waiting for it")
     let_go(held_sft)
     succeeded(again)

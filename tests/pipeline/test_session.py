@@ -91,6 +91,8 @@ def counting(counting_root: Path, tmp_path: Path) -> Iterator[Any]:
     copy_clone(counting_root, tmp_path / "clone")
     clone = Clone(tmp_path / "clone")
     clone.without_tracking()
+    # A process that is ready would have to import the code of this clone anew.
+    clone.variables["LOCKSTEP_WARM"] = "off"
     clone.run("lockstep", "session", "up", "--stages", STAGES)
     yield clone
     clone.kill_all()
@@ -124,7 +126,7 @@ def executors(clone: Any, stage: str = "sft") -> list[str]:
 def at_work(clone: Any, stage: str = "sft", **params: int) -> tuple[subprocess.Popen[str], Attempt]:
     """The driver of a stage, and its attempt in the middle of its steps."""
     clone.set_params(**(params or {f"{stage}__epochs": LONG}))
-    driver = clone.start("dvc", "repro", "--single-item", stage)
+    driver = clone.start_forked("dvc", "repro", "--single-item", stage)
 
     def begun() -> Attempt | None:
         found = attempts(clone, stage)
@@ -247,7 +249,7 @@ def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) 
     kill_each(killed)
     ended(driver)
     until(lambda: not any(psutil.pid_exists(p.pid) for p in killed), "processes gone")
-    again = counting.start("dvc", "repro", "--single-item", "sft")
+    again = counting.start_forked("dvc", "repro", "--single-item", "sft")
     until_said(again, "its job still runs")
     let_go(counting)
     succeeded(again)
@@ -257,7 +259,7 @@ def test_a_driver_that_was_killed_finds_its_stage_in_the_session(counting: Any) 
 
 def test_cancelling_a_stage_leaves_the_session_to_the_next(counting: Any) -> None:
     driver, attempt = at_work(counting)
-    other = counting.start("dvc", "repro", "--single-item", "reward_model")
+    other = counting.start_forked("dvc", "repro", "--single-item", "reward_model")
     waiting = until(lambda: attempts(counting, "reward_model"), "the second is posted")[-1]
     until(lambda: waiting.state() == "queued", "it waits for the first")
     assert "session main-001: running" in counting.run("lockstep", "status").stdout

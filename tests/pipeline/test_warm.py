@@ -56,6 +56,9 @@ def test_the_switch_and_the_debug_profile_do_without(finished: Any) -> None:
     finished.run("dvc", "repro", "--single-item", "--force", "sft")
     assert servers(finished)
     assert [name for name in logs_of(finished, "sft") if name.startswith("job_")]
+    bill = json.loads(finished.run("lockstep", "cost", "--stage", "sft", "--json").stdout)
+    noted = (bill["total"]["attempts"], bill["total"]["estimated"])
+    assert noted == (3, 0), "in a session, in a process of its own, in a forked one"
     assert (finished.root / "dvc.lock").read_bytes() == lock
 
 

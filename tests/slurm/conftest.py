@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -114,16 +115,27 @@ def let_the_controller_save(cluster: Any) -> None:
     until(has_saved, "the controller saves its state")
 
 
-MEDIUM = 200
-"""Epochs of a real SFT stage of some seconds."""
 STAGE = ("python", "-m", "pipelines", "stage", "sft")
-"""What DVC calls, for tests in which it has no part: a fresh one takes a second of computing."""
+"""What DVC calls, for tests in which it has no part."""
 
 
 class SlurmClone(Clone):
     """A clone whose stages run on the test's cluster, and what one looks at in it."""
 
     cluster: Any
+
+    def start_sft(self) -> subprocess.Popen[str]:
+        """DVC has no part in most tests: its driver is a fork of it."""
+        return self.start_forked("dvc", "repro", "--single-item", "sft")
+
+    def start_driver(self) -> subprocess.Popen[str]:
+        """The driver of SFT alone, which needs no server that forks others."""
+        return self.start_forked(*STAGE, LOCKSTEP_WARM="off")
+
+    def start_training(self, *command: str) -> tuple[subprocess.Popen[str], dict[str, Any]]:
+        if command == STAGE:
+            return self.start_driver(), self.training()
+        return super().start_training(*command)
 
     def set_profile(self, **changes: Any) -> None:
         """Change the profile slurm-dev: a value of the defaults, or a mapping of a stage."""
@@ -251,17 +263,44 @@ def pipeline_lock(pipeline_root: Path) -> str:
     return (pipeline_root / "dvc.lock").read_text()
 
 
+@dataclass(frozen=True)
+class RunOnSlurm:
+    """A clone after the whole pipeline, run on the cluster, and what there was to see of it."""
+
+    clone: SlurmClone
+    output: str
+    session: dict[str, Any]
+    """The one that served `SERVED`, as it was begun; what follows is from before its end."""
+    jobs: list[str]
+    orphans: str
+    sessions: list[dict[str, Any]]
+
+
+SERVED = ("sft", "policy_update")
+"""Stages of that run in a session, which imports their libraries once; the others have jobs."""
+
+
 @pytest.fixture(scope="session")
 def pipeline_on_slurm(
     prepared_root: Path, tmp_path_factory: pytest.TempPathFactory, cluster: Any
-) -> tuple[SlurmClone, str]:
-    """A clone after the whole pipeline, run on the cluster, and what the command said."""
+) -> RunOnSlurm:
     root = tmp_path_factory.mktemp("on-slurm") / "clone"
     copy_clone(prepared_root, root)
     clone = on_slurm(root, cluster)
     clone.set_profile(rollout={"shards": 2, "array_parallelism": 2}, score={"shards": 2})
-    clone.set_profile(evaluate_sft={"tasks_per_node": 2, "sharding": "fsdp"})
-    return clone, clone.run("lockstep", "run").stdout
+    clone.set_profile(evaluate_sft={"nodes": 2, "sharding": "fsdp"}, evaluate={"nodes": 2})
+    begun = clone.run("lockstep", "session", "up", "--stages", ",".join(SERVED), "--json").stdout
+    output = clone.run("lockstep", "run").stdout
+    run = RunOnSlurm(
+        clone,
+        output,
+        session=json.loads(begun),
+        jobs=clone.jobs(),
+        orphans=clone.run("lockstep", "status", "--orphans").stdout,
+        sessions=json.loads(clone.run("lockstep", "session", "status", "--json").stdout),
+    )
+    clone.run("lockstep", "session", "down")
+    return run
 
 
 @pytest.fixture
@@ -282,12 +321,14 @@ def counting_root(
     The libraries of the real one take ten seconds to import.
     """
 
+    counting = copy_of_other_code(prepared_root, tmp_path_factory.mktemp("counting"))
+    counting.write_code("stages/sft.py", COUNTING_STAGE)
+    counting.run("dvc", "repro", "code")  # as `lockstep run` does; `--single-item` leaves it
+
     @cache
     def make(epochs: int) -> Path:
-        clone = copy_of_other_code(prepared_root, tmp_path_factory.mktemp("counting"))
+        clone = copy_of_other_code(counting.root, tmp_path_factory.mktemp(f"counting-{epochs}"))
         clone.set_params(sft__epochs=epochs)
-        clone.write_code("stages/sft.py", COUNTING_STAGE)
-        clone.run("dvc", "repro", "code")  # as `lockstep run` does; `--single-item` leaves it
         clone.commit("counts")
         return clone.root
 
@@ -328,13 +369,6 @@ def medium_sft(counting_clone: Callable[[int], SlurmClone]) -> SlurmClone:
 def quick_sft(counting_clone: Callable[[int], SlurmClone]) -> SlurmClone:
     """With an SFT stage that ends at once."""
     return counting_clone(1)
-
-
-@pytest.fixture
-def real_sft(slurm_clone: SlurmClone) -> SlurmClone:
-    """With the real SFT stage, of some ten seconds."""
-    slurm_clone.set_params(sft__epochs=MEDIUM)
-    return slurm_clone
 
 
 @pytest.fixture(scope="session")

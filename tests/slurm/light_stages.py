@@ -41,6 +41,8 @@ def run(config, inputs, out, ctx):
         found = state.read_text().split() if state.exists() else ("0", "nothing")
         done, made = ranks.same(found)
         ctx.resume_at(int(done))
+        if int(done):
+            ctx.progress(int(done), epochs)
         saved = time.monotonic()
         for step in range(int(done), epochs):
             while step == epochs - 1 and hold.exists() and not ctx.should_stop():

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.clones import copy_clone
 from pipelines.dvc_repo.lock_file import read_stages
 from tests.conftest import Clone
-from tests.slurm.conftest import SlurmClone, copy_of_other_code, on_slurm
+from tests.slurm.conftest import RunOnSlurm, SlurmClone, copy_of_other_code, on_slurm
 from tests.slurm.light_stages import ANSWER_BY_HASH
 
 pytestmark = pytest.mark.slow
@@ -57,9 +57,9 @@ def outs(root: Path, stage: str) -> Any:
 
 
 def test_the_merged_artifacts_are_those_of_one_process(
-    pipeline_on_slurm: tuple[Any, str], pipeline_root: Path
+    pipeline_on_slurm: RunOnSlurm, pipeline_root: Path
 ) -> None:
-    clone, _ = pipeline_on_slurm
+    clone = pipeline_on_slurm.clone
     for stage, shards in ((ROLLOUT, 2), (SCORE, 2)):
         assert outs(clone.root, stage) == outs(pipeline_root, stage)
         assert len(clone.attempt(stage=stage).tasks) == shards

@@ -62,7 +62,7 @@ def test_after_kill_9_the_same_command_waits_for_the_live_job(
 
 
 def test_kill_9_of_dvc_alone_lets_the_driver_go_and_the_job_stay(long_sft: Any) -> None:
-    driver, row = long_sft.start_training()
+    driver, row = long_sft.start_training(*COMMANDS[0])
     psutil.Process(driver.pid).kill()
     output = ended(driver)
     assert "detached (the dvc process that started this stage is gone)" in output

@@ -32,7 +32,7 @@ def test_kill_9_of_the_worker_names_rank_and_node(long_sft: Any) -> None:
 def test_out_of_memory_is_named(long_sft: Any) -> None:
     hoard = "    import time; hoard = bytearray(2 * 10**9); time.sleep(60)\n"
     long_sft.begin_with("sft", hoard)
-    output = failed(long_sft.start(*STAGE))
+    output = failed(long_sft.start_driver())
     assert "ran out of memory" in output
     assert "raise `memory`" in output
 
@@ -58,7 +58,7 @@ def test_a_full_partition_shows_why_the_job_waits(long_sft: Any) -> None:
     cluster = long_sft.cluster
     for _ in cluster.layout.names:
         cluster.run("sbatch", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 300")
-    driver = long_sft.start(*STAGE)
+    driver = long_sft.start_driver()
     row = long_sft.until(
         lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "a reason"
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dvc_repo.lock_file import read_stages
+from tests.slurm.conftest import SERVED, RunOnSlurm
 from tests.waiting import succeeded
 
 
@@ -19,23 +20,29 @@ def executors(clone: Any, stage: str) -> list[str]:
 
 
 def test_one_job_serves_stages_with_the_bytes_that_they_have_at_home(
-    slurm_clone: Any, pipeline_root: Path
+    pipeline_on_slurm: RunOnSlurm, pipeline_root: Path
 ) -> None:
+    """Of the whole pipeline, all bytes of which are compared: test_stages.py."""
+    clone, session = pipeline_on_slurm.clone, pipeline_on_slurm.session
+    stages = read_stages(clone.root)
+    served = [name for name in stages if name.partition("@")[0] in SERVED]
+    assert len(served) == len(SERVED)
+    for stage in served:
+        assert executors(clone, stage) == ["session"]
+        assert stages[stage] == read_stages(pipeline_root)[stage]
+    assert executors(clone, "reward_model") == ["slurm"]
+    assert pipeline_on_slurm.jobs == [session["job"]]
+    assert "no live job is unwanted" in pipeline_on_slurm.orphans
+    [said] = pipeline_on_slurm.sessions
+    assert (said["state"], said["job"]) == ("running", session["job"])
+    clone.until(lambda: not clone.jobs(), "an empty queue")
+
+
+def test_a_dry_run_of_a_session_submits_nothing(slurm_clone: Any) -> None:
     shown = slurm_clone.run("lockstep", "session", "up", "--stages", "sft", "--dry-run").stdout
     assert "-m pipelines.worker.session_host" in shown
     assert "#SBATCH --job-name=lockstep-session-main" in shown
     assert not slurm_clone.jobs()
-    session = up(slurm_clone, "sft,reward_model")
-    slurm_clone.run("lockstep", "run", "sft", "reward_model")
-    for stage in ("sft", "reward_model"):
-        assert executors(slurm_clone, stage) == ["session"]
-        assert read_stages(slurm_clone.root)[stage] == read_stages(pipeline_root)[stage]
-    assert slurm_clone.jobs() == [session["job"]]
-    assert "no live job is unwanted" in slurm_clone.run("lockstep", "status", "--orphans").stdout
-    said = json.loads(slurm_clone.run("lockstep", "session", "status", "--json").stdout)[0]
-    assert (said["state"], said["job"]) == ("running", session["job"])
-    slurm_clone.run("lockstep", "session", "down")
-    slurm_clone.until(lambda: not slurm_clone.jobs(), "an empty queue")
 
 
 def test_a_stage_whose_session_slurm_ends_goes_on_in_a_job_of_its_own(long_sft: Any) -> None:

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.conftest import STAGE
+from tests.slurm.conftest import STAGE, RunOnSlurm
 from tests.waiting import ended, failed
 
 
 @pytest.mark.slow
 def test_the_whole_pipeline_makes_the_same_bytes_as_without_slurm(
-    pipeline_on_slurm: tuple[Any, str], pipeline_lock: str
+    pipeline_on_slurm: RunOnSlurm, pipeline_lock: str
 ) -> None:
-    clone, output = pipeline_on_slurm
-    assert "all 9 stages are up to date" in output
+    clone = pipeline_on_slurm.clone
+    assert "all 9 stages are up to date" in pipeline_on_slurm.output
     assert clone.lock() == pipeline_lock
     record = next(clone.root.glob(".lockstep/jobs/sft/*/record.json"))
     assert json.loads(record.read_text())["attempts"] == 1

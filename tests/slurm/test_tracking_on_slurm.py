@@ -1,15 +1,9 @@
-"""MLflow and Prefect see a job that Slurm restarts as one run, and end it when they are told to."""
+"""MLflow sees a job that Slurm restarts as one run. Prefect: prefect/test_deployed_pipeline.py."""
 
 import sqlite3
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "prefect"))
-
-from prefect_servers import serving
 
 from tests.waiting import succeeded
 
@@ -38,16 +32,3 @@ def test_a_requeued_job_is_one_run_with_each_step_once(medium_sft: Any) -> None:
         ).fetchall()
     logged = [step for (step,) in steps if step]
     assert sorted(logged) == medium_sft.steps()
-
-
-def test_cancelling_a_flow_run_ends_its_job(long_sft: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in long_sft.variables.items():
-        monkeypatch.setenv(name, value)
-    with serving(long_sft.root) as local:
-        run = local.start_run("weekday-baseline", profile="slurm-dev", targets=["sft"])
-        row = long_sft.training()
-        assert row["job"] in long_sft.jobs()
-        local.cancel(run)
-        assert local.ended(run)["type"] == "CANCELLED"
-        long_sft.until(lambda: row["job"] not in long_sft.jobs(), "its job's end")
-        assert long_sft.status()["state"] == "cancelled"

@@ -1,11 +1,16 @@
 """What a user finds in MLflow: which runs, under which, with which numbers, inputs and files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_clone import DIGEST, FakeClone
 
+from pipelines.ledger import files
+from pipelines.ledger.state import State
+from pipelines.ledger.task import Task
+from pipelines.ledger.usage import Usage, usage_file
 from pipelines.tracking.cursor import runs_page
 from pipelines.tracking.metrics import HEADLINE, names_above
 from stages.contracts.catalog import STAGES
@@ -64,6 +69,22 @@ def test_a_stage_run_has_params_tags_steps_and_summary(clone: FakeClone) -> None
         assert tags[f"lockstep.out.{path}"] == digest
         assert digest in tags["lockstep.output_hash"]
     assert run.info.end_time == int(record.ended * 1000)
+
+
+def test_a_stage_run_has_what_all_its_attempts_cost(clone: FakeClone) -> None:
+    entry = clone.entry("sft")
+    for attempt, state in enumerate([State.FAILED, State.COMPLETED], start=1):
+        usage = Usage(job=None, restart=0, host="node-1", begun=1.0, seconds=3600.0, start_up=0.0)
+        usage = replace(usage, saved=1800.0, state=state, memory_peak=attempt << 30)
+        files.write(usage_file(clone.start(entry), Task()), usage)
+        clone.end(entry, state) if state is State.FAILED else clone.finish(entry)
+        clone.sync()
+    run = clone.run_of("sft")
+    assert clone.steps(run, "cost/cpu_hours_lost") == [1, 2]
+    history = clone.client.get_metric_history(run.info.run_id, "cost/cpu_hours_lost")
+    assert [metric.value for metric in history] == [1.0, 0.5], "the second took half of it back"
+    expected = {"cost/hours": 2.0, "cost/gpu_hours": 0.0, "cost/memory_peak_bytes": 2.0 * (1 << 30)}
+    assert expected.items() <= run.data.metrics.items()
 
 
 def test_the_digest_of_an_input_finds_every_stage_that_read_it(clone: FakeClone) -> None:

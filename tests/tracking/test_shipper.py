@@ -91,10 +91,10 @@ def test_a_command_waits_for_as_long_as_a_shipper_is_at_work(
     clone: FakeClone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This process plays a shipper that is slower than the time that a shipper has to come."""
-    monkeypatch.setattr(background, "START_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(background, "START_TIMEOUT_S", 1.0)
     clone.run("sft")
     with hold_lock(clone.repository.home / "shipper.lock"):
-        slow = threading.Timer(2.0, clone.sync)
+        slow = threading.Timer(3.0, clone.sync)
         slow.start()
         assert ship_all(clone.repository) == []
         slow.join()
