@@ -42,7 +42,7 @@ SHIP_TIMEOUT_S = 15.0
 LEASE_TIMEOUT_S = 30.0
 """How long an earlier driver may take to end its job after its own command was killed."""
 SECOND_INTERRUPT_S = 4.0
-"""How long after Ctrl-C a second one still saves the job."""
+"""How long, after the first Ctrl-C was answered, a second one still saves the job."""
 
 
 class Cancelled(Exception):
@@ -227,13 +227,13 @@ class Driver:
             raise Cancelled(f"{first.name} received")
         if len(interrupts.received) > 1:
             raise self._detached(attempt, "interrupted twice")
-        if not self.announced.get("interrupt"):
-            self.announced["interrupt"] = True
+        if "interrupt" not in self.announced:
             self._say(
                 f"SIGINT received; cancelling job {attempt.job} in {SECOND_INTERRUPT_S:.0f} s: "
                 "press Ctrl-C again to leave it running"
             )
-        if time.monotonic() - first.time >= SECOND_INTERRUPT_S:
+            self.announced["interrupt"] = time.monotonic()
+        if time.monotonic() - self.announced["interrupt"] >= SECOND_INTERRUPT_S:
             raise Cancelled("SIGINT received")
 
     def _nobody_waits(self, attempt: Attempt, why: str) -> None:

@@ -169,7 +169,8 @@ class PipelineRun:
         self.running: dict[str, _Running] = {}
         self.interrupts = Interrupts()
         self.stop_request: StopRequest | None = None
-        self.warned = False
+        self.warned: float | None = None
+        """When the first Ctrl-C was answered."""
         self.finished = 0
         self.prepared: set[str] = set()
 
@@ -343,18 +344,19 @@ class PipelineRun:
         if not received or self.stop_request:
             return
         on_slurm = self.profile.executor is ExecutorKind.SLURM
-        first, waited = received[0].name, time.monotonic() - received[0].time
+        first = received[0].name
+        waited = time.monotonic() - self.warned if self.warned is not None else 0.0
         if on_slurm and (first == "SIGHUP" or len(received) > 1):
             self._request_stop(StopRequest.DETACH)
         elif not on_slurm or first != "SIGINT" or waited >= SECOND_INTERRUPT_S:
             self._request_stop(StopRequest.CANCEL)
-        elif not self.warned:
-            self.warned = True
+        elif self.warned is None:
             names = ", ".join(f"{name} (job {self._job(name)})" for name in self.running)
             self.console.line(
                 f"{first} received; cancelling {names} in {SECOND_INTERRUPT_S:.0f} s: "
                 "press Ctrl-C again to leave them running"
             )
+            self.warned = time.monotonic()
 
     def _request_stop(self, request: StopRequest) -> None:
         """Of the drivers, and of what is no stage of ours but a command in a user's dvc.yaml."""
