@@ -171,15 +171,17 @@ class Background:
         The deadline is of `time.monotonic`. Without one, for as long as a process runs.
         """
         end = time.monotonic() + START_TIMEOUT_S if deadline is None else deadline
-        while time.monotonic() < end:
+        while True:
+            is_late = time.monotonic() >= end
+            # Looked at before it gives up: what waits here may have been held up as well.
             if deadline is None and self.is_running():
-                end = time.monotonic() + START_TIMEOUT_S
+                end, is_late = time.monotonic() + START_TIMEOUT_S, False
             problem = self.problem()
             # A process that sends elsewhere, and is about to exit, may still note its own problem.
             if problem and problem != before and problem["address"] == self.address:
                 return
             # A problem that is solved is removed last of all.
-            if not is_left() and not (problem and self.is_running()):
+            if is_late or (not is_left() and not (problem and self.is_running())):
                 return
             time.sleep(POLL_S)
 
