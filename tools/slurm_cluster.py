@@ -41,6 +41,9 @@ class ClusterError(Exception):
 class Cluster:
     """One cluster, in one folder."""
 
+    longest_s = 30.0
+    """How long a daemon may take to come up, and a command of Slurm's to answer."""
+
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.folder = layout.folder
@@ -58,7 +61,7 @@ class Cluster:
         """What makes Slurm's commands, and submitit, talk to this cluster."""
         return {"SLURM_CONF": str(self.layout.conf)}
 
-    def run(self, *words: str, check: bool = True, timeout: float = 30) -> str:
+    def run(self, *words: str, check: bool = True, timeout: float | None = None) -> str:
         """Run one of Slurm's commands against it."""
         done = subprocess.run(
             words,
@@ -66,7 +69,7 @@ class Cluster:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=timeout,
+            timeout=timeout or self.longest_s,
             check=False,
         )
         if check and done.returncode:
@@ -91,7 +94,7 @@ class Cluster:
         self.start_controller()
         for name in self.layout.names:
             self.start_node(name)
-        self._wait(self._ready, 30, "the nodes")
+        self._wait(self._ready, "the nodes")
 
     def down(self) -> None:
         """End its jobs and stop its daemons; what it knows of jobs is kept for the next start."""
@@ -108,14 +111,14 @@ class Cluster:
     def cancel_all(self) -> None:
         """End every job, and wait until none is left."""
         self.run("scancel", "--user", str(os.getuid()), check=False)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + self.longest_s
         while self.run("squeue", "--noheader", check=False) and time.monotonic() < deadline:
             time.sleep(0.2)
 
     def start_controller(self) -> None:
         if not self._pid("slurmctld.pid", "slurmctld"):
             self._start("slurmctld", "-f", str(self.layout.conf))
-        self._wait(lambda: "UP" in self.run("scontrol", "ping", check=False), 20, "slurmctld")
+        self._wait(lambda: "UP" in self.run("scontrol", "ping", check=False), "slurmctld")
 
     def kill_controller(self) -> None:
         self._kill("slurmctld.pid", "slurmctld")
@@ -126,7 +129,7 @@ class Cluster:
         if not self._pid(file, "slurmd"):
             self._start("slurmd", "-f", str(self.layout.conf), "-N", name)
             # Its command returns before it has said who it is.
-            self._wait(lambda: self._pid(file, "slurmd") is not None, 10, f"slurmd of {name}")
+            self._wait(lambda: self._pid(file, "slurmd") is not None, f"slurmd of {name}")
 
     def kill_node(self, name: str) -> None:
         """As if the machine had lost power: its daemon and all its jobs' processes are gone."""
@@ -188,7 +191,7 @@ class Cluster:
             }
             words = [f"--{name}={value}" for name, value in options.items()]
             self._start("munged", "--force", "--num-threads=2", *words)
-        self._wait((munge / "socket").exists, 10, "munged")
+        self._wait((munge / "socket").exists, "munged")
 
     def _ready(self) -> bool:
         """Whether every node may take jobs; one that Slurm drained is given back."""
@@ -218,13 +221,16 @@ class Cluster:
                 f"{words[0]} did not start:\n{log.read_text(encoding='utf-8')}{self._log_tail()}"
             )
 
-    def _wait(self, condition: Callable[[], bool], seconds: float, what: str) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + self.longest_s
+        while True:
+            is_late = time.monotonic() > deadline
             if condition():
                 return
+            if is_late:
+                break
             time.sleep(0.05)
-        raise ClusterError(f"{what} did not come up in {seconds:.0f} s:\n{self._log_tail()}")
+        raise ClusterError(f"{what} did not come up in {self.longest_s:.0f} s:\n{self._log_tail()}")
 
     def _log_tail(self) -> str:
         logs = sorted((self.folder / "log").glob("*.log"))

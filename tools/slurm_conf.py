@@ -95,7 +95,8 @@ KillWait=5
 SlurmdTimeout={layout.slurmd_timeout}
 SlurmctldTimeout=30
 BatchStartTimeout=20
-MessageTimeout=10
+# A busy machine may take long to answer.
+MessageTimeout=30
 # A node that answers again is taken back, whatever it was down for.
 ReturnToService=2
 # Nodes need not have what they claim to have.
