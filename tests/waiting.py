@@ -1,5 +1,6 @@
 """Waiting for what another process is about to do."""
 
+import math
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ LOOK_S = 2.0
 """Between two looks at who is at work: some are costly."""
 COSTLY = 2.0
 """How much longer the pause after a look is than the look itself."""
-LAST_S = 5.0
+LAST_S = 60.0
 """For word of what the last one did to get here, once nobody is at work any more."""
 
 
@@ -36,24 +37,28 @@ def until(
 ) -> Any:
     """What the condition says once it says something; the test fails with `otherwise` if not.
 
-    It fails at once where nobody is at work any more who could bring it about.
+    It fails soon where nobody is at work any more who could bring it about. The last look is one
+    that begins after the time is up: whoever waits may be the one that was held up.
     """
     if not callable(at_work):
         process = at_work
         at_work, otherwise = lambda: process.poll() is None, lambda: said_by(process)
     deadline = time.monotonic() + TIMEOUT_S
-    looks, left = time.monotonic() + LOOK_S, False
-    while (now := time.monotonic()) < deadline:
+    looks, left = time.monotonic() + LOOK_S, math.inf
+    while True:
+        now = time.monotonic()
         value = condition()
         if value:
             return value
-        if now > looks and not left:
+        if now >= min(deadline, left):
+            break
+        if now > looks:
             looks = now + LOOK_S
-            if not at_work():
-                left, deadline = True, min(deadline, time.monotonic() + LAST_S)
+            # Who is about to begin is not seen at work yet, but may be at the next look.
+            left = math.inf if at_work() else min(left, time.monotonic() + LAST_S)
         # What is waited for needs the cores that a costly look takes.
         time.sleep(max(pause_s, COSTLY * (time.monotonic() - now)))
-    why = "nobody is at work on it any more" if left else f"not within {TIMEOUT_S} s"
+    why = "nobody is at work on it any more" if left < deadline else f"not within {TIMEOUT_S} s"
     pytest.fail(f"{why}: {what}{otherwise()}")
 
 
