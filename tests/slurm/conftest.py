@@ -27,8 +27,10 @@ from benchmarks.clones import copy_clone
 from pipelines.ledger.entry import Attempt
 from tests.conftest import TINY, Clone, copy_tree
 from tests.slurm.light_stages import COUNTING_STAGE
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 from tools import slurm_cluster
+
+slurm_cluster.Cluster.longest_s = TIMEOUT_S
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,7 +56,7 @@ def _why_not() -> str | None:
 def cluster() -> Iterator[Any]:
     """Four nodes, some of them with fake GPUs. The folder is short: it holds a socket."""
     folder = Path(tempfile.mkdtemp(prefix="ls-"))
-    layout = slurm_cluster.Layout(folder, port=free_ports(), max_array_size=4, slurmd_timeout=20)
+    layout = slurm_cluster.Layout(folder, port=free_ports(), max_array_size=4, slurmd_timeout=120)
     cluster = slurm_cluster.Cluster(layout)
     try:
         cluster.up()
@@ -94,6 +96,16 @@ def free_ports(count: int = 20) -> int:
                 continue
             return first
     pytest.fail("no free ports")
+
+
+def lose_node(cluster: Any, name: str) -> None:
+    """As if a node had lost power, and its silence had been noticed.
+
+    Slurm takes minutes to miss it here: a limit as short as a test would have it, SlurmdTimeout,
+    finds nodes lost that were only starved, and starts the jobs of other tests again.
+    """
+    cluster.kill_node(name)
+    cluster.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
 
 
 def let_the_controller_save(cluster: Any) -> None:
@@ -174,8 +186,8 @@ class SlurmClone(Clone):
     def steps(self, stage: str = "sft") -> list[int]:
         """The steps logged so far, over all attempts."""
         path = next(iter(self.root.glob(f".lockstep/jobs/{stage}/*/metrics.jsonl")), None)
-        lines = path.read_text().splitlines() if path else []
-        return [json.loads(line)["step"] for line in lines]
+        whole, _, _being_written = (path.read_text() if path else "").rpartition("\n")
+        return [json.loads(line)["step"] for line in whole.splitlines()]
 
     def attempt(self, number: int = 1, stage: str = "sft") -> Attempt:
         return Attempt(next(self.root.glob(f".lockstep/jobs/{stage}/*/attempts/{number:03}")))

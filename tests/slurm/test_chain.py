@@ -16,6 +16,12 @@ def states(clone: Any) -> dict[str, str]:
     return {row["stage"]: row["state"] for row in rows}
 
 
+def drain(cluster: Any) -> None:
+    """No node takes a job, until the cluster is brought up again."""
+    for name in cluster.layout.names:
+        cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+
+
 @pytest.mark.slow
 def test_a_chain_runs_by_itself_and_records_the_same_bytes(slurm_clone: Any) -> None:
     """With stages that digest what they are given: one wrong input makes other bytes."""
@@ -24,12 +30,14 @@ def test_a_chain_runs_by_itself_and_records_the_same_bytes(slurm_clone: Any) -> 
     slurm_clone.commit("digests")
     at_home = copy_at_home(slurm_clone.root, slurm_clone.root.parent / "home")
     at_home.run("lockstep", "run")
+    drain(slurm_clone.cluster)
     output = slurm_clone.run("lockstep", "run", "--chain").stdout
     assert "8 stages in the queue" in output
     waiting = states(slurm_clone)
     assert waiting["report"] == "queued"
     # What is edited now is none of the chain's business.
     slurm_clone.set_params(sft__learning_rate=0.123)
+    slurm_clone.cluster.up()
     slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain")
     assert "queued" not in states(slurm_clone).values()
     slurm_clone.run("git", "checkout", "-q", "params.yaml")
@@ -61,8 +69,7 @@ def test_a_failed_link_takes_those_after_it_out_of_the_queue(quick_sft: Any) -> 
 
 def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(quick_sft: Any) -> None:
     cluster = quick_sft.cluster
-    for name in cluster.layout.names:
-        cluster.run("scontrol", "update", f"NodeName={name}", "State=DRAIN", "Reason=test")
+    drain(cluster)
     quick_sft.run("lockstep", "run", "--chain", "sft")
     again = quick_sft.run("lockstep", "run", "--chain", "sft", check=False)
     assert "jobs of sft are live already" in again.stdout

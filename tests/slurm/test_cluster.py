@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.slurm.conftest import let_the_controller_save
+from tests.slurm.conftest import free_ports, let_the_controller_save
 from tests.waiting import TIMEOUT_S, until
 
 
@@ -92,7 +92,7 @@ def test_nothing_preempts_the_gpu_partition(cluster: Any) -> None:
 @pytest.mark.slow
 def test_down_ends_jobs_and_leaves_no_process(cluster: Any) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ls-"))
-    other = type(cluster)(type(cluster.layout)(folder, port=cluster.layout.port + 40, nodes=2))
+    other = type(cluster)(type(cluster.layout)(folder, port=free_ports(), nodes=2))
     neighbours = pids(cluster)
     try:
         other.up()

@@ -19,7 +19,7 @@ def test_what_a_killed_start_computed_is_told_as_lost(medium_sft: Any) -> None:
     medium_sft.write_code("stages/sft.py", deaf)
     driver, row = medium_sft.start_driver(), medium_sft.training()
     before = medium_sft.attempt()
-    medium_sft.until(lambda: usages_of(before)[0].seconds > 1, "a second reading")
+    medium_sft.until(lambda: any(u.seconds > 1 for u in usages_of(before)), "a second reading")
     medium_sft.cluster.run("scontrol", "requeue", row["job"])
     medium_sft.until(lambda: medium_sft.status()["restarts"] == 1, "a restart")
     medium_sft.release()

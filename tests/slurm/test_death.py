@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.slurm.conftest import STAGE
+from tests.slurm.conftest import STAGE, lose_node
 from tests.waiting import failed, stop, succeeded
 
 
@@ -49,7 +49,7 @@ def test_scancel_is_taken_for_what_it_is(long_sft: Any) -> None:
 def test_a_lost_node_is_named_where_no_restart_is_allowed(long_sft: Any) -> None:
     long_sft.set_profile(requeues=0)
     driver, row = long_sft.start_training(*STAGE)
-    long_sft.cluster.kill_node(row["nodes"])
+    lose_node(long_sft.cluster, row["nodes"])
     output = failed(driver)
     assert f"lost its node on {row['nodes']}" in output
 
@@ -80,11 +80,10 @@ def test_a_drained_node_takes_no_job_and_loses_none(medium_sft: Any, undisturbed
 def test_a_held_job_says_how_to_release_it(long_sft: Any) -> None:
     driver, row = long_sft.start_training(*STAGE)
     long_sft.cluster.run("scontrol", "requeuehold", row["job"])
-    held = long_sft.until(
-        lambda: (r := long_sft.status())["state"] == "queued" and r["reason"] and r, "held"
-    )
     remedy = f"; scontrol release {row['job']}"
-    assert remedy in held["reason"]
+    long_sft.until(
+        lambda: (r := long_sft.status())["state"] == "queued" and remedy in r["reason"], "held"
+    )
     assert any(remedy in line for line in driver.stdout), "the command that waits says so, too"
     long_sft.cluster.run("scontrol", "release", row["job"])
     long_sft.until(lambda: long_sft.status()["restarts"] == 1, "running again")

@@ -13,7 +13,7 @@ from ruamel.yaml import YAML
 
 from benchmarks.clones import copy_clone
 from tests.chaos.monkey import the_seed
-from tests.slurm.conftest import SlurmClone, on_slurm
+from tests.slurm.conftest import SlurmClone, lose_node, on_slurm
 from tests.stages.conftest import Runner
 from tests.stages.test_online import GRPO, PPO
 from tests.stages.test_online_ranks import FUSED, NAMES, STAGED, go_through, left
@@ -102,7 +102,7 @@ def test_ppo_spread_over_two_nodes_goes_on_where_one_was_lost(clone: Any, staged
     prepare(clone, PPO, SPREAD)
     driver = clone.start(*RUN)
     wait_for_a_moment(clone, random.Random(the_seed()))
-    clone.cluster.kill_node("127.0.0.12")
+    lose_node(clone.cluster, "127.0.0.12")
     succeeded(driver)
     attempt = clone.attempt(stage=ONLINE)
     if clone.status(ONLINE)["restarts"]:

@@ -12,7 +12,14 @@ import pytest
 
 from benchmarks.clones import copy_clone
 from pipelines.dvc_repo.lock_file import read_stages
-from tests.slurm.conftest import STAGE, RunOnSlurm, copy_at_home, copy_of_other_code, on_slurm
+from tests.slurm.conftest import (
+    STAGE,
+    RunOnSlurm,
+    copy_at_home,
+    copy_of_other_code,
+    lose_node,
+    on_slurm,
+)
 from tests.slurm.light_stages import COUNT_TOGETHER
 from tests.waiting import failed, succeeded
 
@@ -51,7 +58,7 @@ def counting(counting_root: Path, tmp_path: Path, cluster: Any) -> Iterator[Any]
     """A copy of it on two nodes."""
     copy_clone(counting_root, tmp_path / "clone")
     clone = on_slurm(tmp_path / "clone", cluster)
-    clone.set_profile(**RANKS | {"collective_seconds": 8})
+    clone.set_profile(**RANKS)
     yield clone
     clone.kill_all()
 
@@ -122,6 +129,7 @@ def test_a_killed_rank_is_named_and_takes_the_job_along(long_counting: Any) -> N
 
 
 def test_a_rank_that_hangs_is_named_within_the_time_allowed(long_counting: Any) -> None:
+    long_counting.set_profile(collective_seconds=20)
     driver, _ = long_counting.start_training(*STAGE)
     stuck = long_counting.workers()[1]
     stuck.send_signal(signal.SIGSTOP)
@@ -147,6 +155,9 @@ def test_a_node_lost_under_some_of_the_ranks(counting: Any, undisturbed_lock: st
     saved = ".lockstep/jobs/sft/*/scratch/checkpoint-1"
     counting.until(lambda: list(counting.root.glob(saved)), "something to go on from")
     counting.cluster.kill_node("127.0.0.12")
+    notes = counting.attempt().folder / "restarts/000"
+    counting.until(lambda: list(notes.glob("failure-*.json")), "the other rank misses its peer")
+    lose_node(counting.cluster, "127.0.0.12")
     counting.release()
     succeeded(driver)
     assert counting.lock() == undisturbed_lock

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import copy_tree
 from tests.slurm.conftest import on_slurm
+from tests.waiting import TIMEOUT_S
 
 COMMAND = ("lockstep", "selftest", "--nodes", "2")
 
@@ -51,7 +52,7 @@ def test_collectives_and_disk_are_measured_across_nodes(report: Any) -> None:
         assert all(row["right"] and row["gb_per_s"] > 0 for row in of_rank["all"])
     first, second = (each[".lockstep"] for each in values(report, "disk"))
     assert first["lock"] == second["lock"] == "ok"
-    assert second["new_seen_s"] < 5
+    assert second["new_seen_s"] is not None, "seen, however slow the disk is"
     assert first["read_together"] > 0
 
 
@@ -91,11 +92,13 @@ def test_the_script_is_that_of_the_profile(tested: tuple[Any, str]) -> None:
 
 def test_ctrl_c_cancels_the_job(tested: tuple[Any, str]) -> None:
     clone, _ = tested
+    # It is not over before it is cancelled.
+    clone.set_profile(setup=["sleep 3000"])
     command = clone.start(*COMMAND)
     [job] = clone.until(clone.jobs, "a job")
     assert clone.cluster.run("squeue", "-h", "-o", "%j").strip() == "lockstep-selftest"
     assert "no live job is unwanted" in clone.run("lockstep", "status", "--orphans").stdout
     command.send_signal(signal.SIGINT)
-    assert command.wait(60) == 130
+    assert command.wait(TIMEOUT_S) == 130
     clone.until(lambda: not clone.jobs(), f"the end of job {job}")
     assert not (Path(clone.root) / ".lockstep/selftest/002/report.json").exists()

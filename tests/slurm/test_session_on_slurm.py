@@ -47,9 +47,12 @@ def test_a_dry_run_of_a_session_submits_nothing(slurm_clone: Any) -> None:
 
 def test_a_stage_whose_session_slurm_ends_goes_on_in_a_job_of_its_own(long_sft: Any) -> None:
     long_sft.set_params(sft__epochs=200)
+    long_sft.hold()
     session = up(long_sft, "sft")
     driver, _ = long_sft.start_training()
     long_sft.cluster.run("scancel", session["job"])
+    long_sft.until(lambda: len(executors(long_sft, "sft")) == 2, "a job of its own")
+    long_sft.release()
     output = succeeded(driver)
     assert "its session ended" in output or "exited without reporting a result" in output
     assert executors(long_sft, "sft") == ["session", "slurm"]

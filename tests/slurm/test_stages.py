@@ -173,7 +173,7 @@ def test_a_job_that_comes_back_after_its_cancellation_does_nothing(long_sft: Any
     steps = long_sft.steps()
     long_sft.until(lambda: not long_sft.jobs(), "its end")
     long_sft.cluster.run("scontrol", "requeue", row["job"])
-    long_sft.until(lambda: long_sft.jobs(), "a restart")
+    long_sft.until(lambda: long_sft.attempt().restarts == 1, "a restart")
     long_sft.until(lambda: not long_sft.jobs(), "its end")
     assert long_sft.steps() == steps
     assert long_sft.status()["state"] == "cancelled"
