@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,10 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from fake_clone import FakeClone
 
 from pipelines.base import background
+from pipelines.tracking import notify_send
 from pipelines.tracking.rounds import SETTINGS
 from tests.conftest import kill_each
 from tests.shippers import forked_shippers
 from tests.tracking.notify_tools import Hook
+from tests.waiting import TIMEOUT_S, until
 
 
 @pytest.fixture(scope="session")
@@ -65,10 +68,16 @@ def make_clone(
     yield make
     for clone in clones:
         clone.close()
-        shippers = clone.shippers()
-        kill_each(shippers)
-        psutil.wait_procs(shippers)
-        shutil.rmtree(clone.root)
+        left = clone.processes()
+        kill_each(left)
+        psutil.wait_procs(left)
+        # One that was only about to start may still write there.
+        until(partial(_removed, clone.root), f"{clone.root} goes")
+
+
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 @pytest.fixture
@@ -86,8 +95,11 @@ def hook() -> Iterator[Hook]:
 
 @pytest.fixture
 def short_waits(clone: FakeClone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two tries; what is tried has as long as it takes."""
     monkeypatch.chdir(clone.root)
     monkeypatch.setenv("LOCKSTEP_TRACKING", "off")
     monkeypatch.setattr(background, "LINGER_S", 0.0)
     monkeypatch.setattr(background, "INTERVAL_S", 0.05)
     monkeypatch.setattr(background, "GIVE_UP_S", 0.2)
+    monkeypatch.setattr(notify_send, "TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(notify_send, "LONGEST_S", TIMEOUT_S)

@@ -24,6 +24,7 @@ from pipelines.ledger.publish import publish
 from pipelines.ledger.record import Origin
 from pipelines.tracking.rounds import Tracker
 from stages.contracts.catalog import bind
+from tests.conftest import kill_each
 from tests.ledger_values import launch, result, worker
 
 DIGEST = "0123456789abcdef0123456789abcdef.dir"
@@ -143,20 +144,27 @@ class FakeClone:
 
     def processes_of(self, module: str) -> list[psutil.Process]:
         """The living processes that run a module for this clone."""
-        found = []
+        everything = self.processes().items()
+        return [process for process, words in everything if module in words]
+
+    def processes(self) -> dict[psutil.Process, list[str]]:
+        """Those that run anything for it, and the words they were started with."""
+        found = {}
         for process in psutil.process_iter():
             try:
                 words = process.cmdline()
             except psutil.Error:
                 continue
-            if module in words and str(self.root) in words:
-                found.append(process)
+            if str(self.root) in words:
+                found[process] = words
         return found
 
     def kill_shipper(self) -> None:
-        [shipper] = self.shippers()
-        shipper.kill()
-        shipper.wait()
+        """The one that there is, unless it has left by itself."""
+        shippers = self.shippers()
+        assert len(shippers) <= 1
+        kill_each(shippers)
+        psutil.wait_procs(shippers)
 
     @property
     def uri(self) -> str:

@@ -134,7 +134,7 @@ def sent(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _leave_nothing_running(clone: FakeClone) -> Iterator[None]:
     yield
-    kill_each(emitters(clone))
+    kill_all(emitters(clone))
 
 
 def types(events: list[dict[str, Any]]) -> list[str]:
@@ -152,6 +152,12 @@ def problem(clone: FakeClone) -> str:
 
 def emitters(clone: FakeClone) -> list[psutil.Process]:
     return clone.processes_of("pipelines.tracking.openlineage")
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    """And wait until their locks are free."""
+    kill_each(processes)
+    psutil.wait_procs(processes)
 
 
 def test_a_stage_is_a_run_with_its_inputs_and_outputs_by_hash(
@@ -277,7 +283,7 @@ def test_a_killed_process_is_followed_by_one_that_tells_the_rest(
     # MLflow is switched off; what it has to do with is not this.
     assert ship_all(clone.repository) == []
     assert types(sent(to_file)) == ["START", "COMPLETE"]
-    kill_each(emitters(clone))
+    kill_all(emitters(clone))
     # Killed between the event and the cursor: said twice, and the same both times.
     LastEvent("START", 1).save(entry)
     emit(clone)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 
 from fake_clone import FakeClone
@@ -11,7 +10,7 @@ from pipelines.ledger.entry import Entry
 from pipelines.tracking.metrics import START, rows_after
 from pipelines.tracking.rounds import ship_all
 from pipelines.tracking.shipper import start_shipper
-from tests.waiting import TIMEOUT_S
+from tests.waiting import TIMEOUT_S, until
 
 
 def rewind(entry: Entry, **changes: object) -> None:
@@ -117,20 +116,19 @@ def test_a_line_that_is_being_written_waits(clone: FakeClone) -> None:
 
 def test_a_shipper_killed_again_and_again_repeats_nothing(clone: FakeClone) -> None:
     steps = 4000
+    # Its job goes on, or the shipper would end by itself once all is sent.
     entry = clone.begin("sft", steps=steps)
-    clone.finish(entry)
-    reached = 0
+    step, reached = lambda: clone.cursor(entry).get("step") or 0, 0
     for _ in range(2):
         start_shipper(clone.repository)
-        deadline = time.monotonic() + TIMEOUT_S
-        while time.monotonic() < deadline:
-            cursor = clone.cursor(entry)
-            if cursor.get("state") or (cursor.get("step") or 0) > reached:
-                break
-            time.sleep(0.001)
-        reached = clone.cursor(entry).get("step") or 0
+        until(
+            lambda: (step() > reached or step() == steps) and clone.shippers(),  # noqa: B023
+            "a shipper at work",
+            pause_s=0.001,
+        )
+        reached = step()
         clone.kill_shipper()
-    assert reached > 0
+    clone.finish(entry)
     assert ship_all(clone.repository, TIMEOUT_S) == []
     assert clone.steps(clone.run_of("sft"), "step/kl") == list(range(1, steps + 1))
     assert len(clone.runs()) == 2

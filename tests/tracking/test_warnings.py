@@ -4,6 +4,7 @@ import io
 import json
 import re
 import threading
+import time
 
 import pytest
 from fake_clone import FakeClone
@@ -23,6 +24,7 @@ from pipelines.tracking.health import Health
 from stages.health import Symptom
 from stages.progress import Pace
 from tests.ledger_values import launch
+from tests.waiting import FOR_EVER_S, TIMEOUT_S
 
 SFT = {"entropy": 1.0, "kl_to_reference": 0.0, "accuracy_sampled": 0.5}
 GOOD = {"entropy": 0.8, "kl_to_reference": 0.02, "accuracy_sampled": 0.6}
@@ -154,7 +156,15 @@ def test_a_driver_tells_of_a_warning_when_it_comes_and_at_the_end(
         health=Health(clone.root),
     )
     summary = {"entropy": 0.4, "zero_variance_share": 0.95}
-    ending = threading.Timer(1.5, clone.complete, (running, summary))
+
+    def complete_once_it_is_told() -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        wanted = (": warning: ", "! entropy collapse  steps 6/9")
+        while time.monotonic() < deadline and not all(w in screen.getvalue() for w in wanted):
+            time.sleep(0.05)
+        clone.complete(running, summary)
+
+    ending = threading.Thread(target=complete_once_it_is_told)
     ending.start()
     driver.run()
     ending.join()
@@ -202,7 +212,10 @@ def test_a_long_file_is_read_at_its_ends_alone(clone: FakeClone, running: Entry)
     assert [symptom.value for symptom in look(clone, running)] == [pytest.approx(0.8)]
 
 
-def test_nothing_is_read_twice_within_a_second(clone: FakeClone, running: Entry) -> None:
+def test_nothing_is_read_twice_within_a_second(
+    clone: FakeClone, running: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.tracking.health.INTERVAL_S", FOR_EVER_S)
     health = Health(clone.root)
     assert health.of(running.stage, running) == ()
     log_steps(clone, running, 9, entropy=0.1)
