@@ -22,7 +22,7 @@ from pipelines.base.repository import Repository
 with only_pipeline(Repository(Path.cwd()), "lockstep run") as lock:
     child = subprocess.Popen(["sleep", sys.argv[1]], pass_fds=[lock], start_new_session=True)
     print(child.pid, flush=True)
-    time.sleep(60)
+    time.sleep(float(sys.argv[1]))
 """
 
 
@@ -39,7 +39,7 @@ def start_pipeline(folder: Path, child_seconds: float) -> tuple[subprocess.Popen
 
 
 def test_a_second_pipeline_is_refused_by_name_of_the_first(tmp_path: Path) -> None:
-    first, child = start_pipeline(tmp_path, 60)
+    first, child = start_pipeline(tmp_path, TIMEOUT_S)
     try:
         expected = rf"another pipeline runs in this clone: lockstep run \(process {first.pid} on "
         with pytest.raises(LockstepError, match=expected), only_pipeline(Repository(tmp_path), "b"):

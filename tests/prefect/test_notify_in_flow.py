@@ -3,7 +3,6 @@
 import io
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -53,7 +52,7 @@ def test_what_a_flow_retries_is_told_once_and_only_if_it_was_in_vain(
     monkeypatch.setattr(flow, "RETRY_DELAYS_S", [0.1, 0.1])
     profile = project.root / "slurm_profiles/local.yaml"
     profile.write_text(f"{profile.read_text()}notify: {{webhook: '{address}'}}\n")
-    failed = {"retryable": True, "error": "OSError: no space", "ended": time.time()}
+    failed = {"retryable": True, "error": "OSError: no space"}
     project.behave(
         a={"failures": 1, "ledger": None},
         b={"failures": 9, "ledger": failed},

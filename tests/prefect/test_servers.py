@@ -93,8 +93,9 @@ def test_up_serves_the_pages_and_their_link_is_told_by_the_command_alone(
     repository = local_servers.repository
     url, token = servers.running(repository)["ui"].url, token_of(repository)
     assert token not in local_servers.said
-    assert httpx.get(f"{url}/api/run/stages").status_code == 403
-    pages = httpx.get(f"{url}/api/pages", headers={"X-Lockstep-Token": token}, timeout=60)
+    assert httpx.get(f"{url}/api/run/stages", timeout=TIMEOUT_S).status_code == 403
+    headers = {"X-Lockstep-Token": token}
+    pages = httpx.get(f"{url}/api/pages", headers=headers, timeout=TIMEOUT_S)
     assert pages.json()["root"] == str(repository.root)
     monkeypatch.chdir(repository.root)
     ui(port=None, browse=False)

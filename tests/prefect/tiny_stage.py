@@ -61,7 +61,7 @@ def leave_in_ledger(result: dict[str, Any] | None) -> None:
     attempt.write(Worker(pid=1, host="here", time=1.0))
     if result is not None:
         state = State(result.get("state", "failed"))
-        attempt.write(Result(**{**result, "state": state}))
+        attempt.write(Result(**{"ended": time.time(), **result, "state": state}))
     start_notifier(Repository(here))
 
 
