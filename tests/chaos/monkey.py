@@ -6,6 +6,7 @@ the timing of the machine, so the same seed is the same plan and not the same ru
 noted, and the notes are what a failing test shows.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -13,6 +14,8 @@ import random
 import re
 import sqlite3
 import subprocess
+import sys
+import termios
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -287,9 +290,19 @@ def _drain(process: subprocess.Popen[str]) -> Callable[[], str]:
     def text() -> str:
         # What a killed command started may hold the pipe for longer than anybody wants to wait.
         thread.join(5)
+        deadline = time.monotonic() + TIMEOUT_S
+        while thread.is_alive() and _unread(process) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         return "".join(lines)
 
     return text
+
+
+def _unread(process: subprocess.Popen[str]) -> int:
+    """Bytes of its output that wait in the pipe."""
+    assert process.stdout is not None
+    left = fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4))
+    return int.from_bytes(left, sys.byteorder)
 
 
 def _sleep(seconds: float, process: subprocess.Popen[str]) -> None:
