@@ -20,6 +20,7 @@ from pipelines.commands.cli import main
 from stages.data.artifacts import write_parquet
 from stages.data.schema import RolloutRow, ScoreRow
 from stages.data.seeds import content_id
+from tests.waiting import TIMEOUT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE = Response(text="4", policy="sft", policy_hash="aa.dir", seed=3, sampling={"temperature": 1.0})
@@ -156,7 +157,7 @@ def test_two_processes_at_once_keep_every_line_and_judge_no_pair_twice(tmp_path)
         subprocess.Popen([sys.executable, "-c", AT_ONCE, str(tmp_path), name], cwd=ROOT)
         for name in ("ready_one", "ready_two")
     ]
-    assert [each.wait(60) for each in started] == [0, 0]
+    assert [each.wait(TIMEOUT_S) for each in started] == [0, 0]
     found = store.read(tmp_path)
     assert sorted(said.origin.pair for said in found.judgements) == sorted(p.id for p in pairs)
     assert not found.notes

@@ -25,7 +25,7 @@ from pipelines.ui.app import create_app
 from pipelines.ui.clone import open_clone
 from tests.control.test_planes import modules_after
 from tests.tiny_policy import LONG_CONTEXT, chat_clone
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKED = [{"role": "user", "content": "12+7="}]
@@ -120,7 +120,7 @@ def test_a_process_ends_with_whoever_started_it(root):
         process = psutil.Process(int(parent.stdout.readline()))
         assert process.is_running()
         parent.kill()
-    process.wait(20)
+    process.wait(TIMEOUT_S)
 
 
 def typing(monkeypatch, *lines):
@@ -228,7 +228,7 @@ def test_a_server_holds_two_engines_and_lets_idle_ones_go(root, monkeypatch):
     monkeypatch.setattr(pool, "Engine", Started)
     names = ("sft", "iter_001", "first:iter_001")
     sft, new, old = (find_policy(Repository(root), name) for name in names)
-    engines = pool.Engines(Repository(root), idle_s=0.5)
+    engines = pool.Engines(Repository(root), idle_s=TIMEOUT_S)
     with engines.lent(sft) as first, engines.lent(new) as second:
         with pytest.raises(LockstepError, match="sft and iter_001 are answering just now"):
             engines.lent(old).__enter__()
@@ -237,8 +237,14 @@ def test_a_server_holds_two_engines_and_lets_idle_ones_go(root, monkeypatch):
     with engines.lent(old):
         # The one that was idle longest has made room.
         assert [first.is_alive, second.is_alive] == [True, False]
-        until(lambda: not first.is_alive, "the idle engine ends")
+    engines.close()
+    engines = pool.Engines(Repository(root), idle_s=0.5)
+    with engines.lent(sft) as idle:
+        pass
+    with engines.lent(old) as busy:
+        until(lambda: not idle.is_alive, "the idle engine ends")
         assert engines.names() == ["first:iter_001"]
+        assert busy.is_alive
     engines.close()
 
 

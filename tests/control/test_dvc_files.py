@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -82,25 +83,30 @@ def test_a_lock_that_dvc_is_writing_is_read_when_it_is_whole(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """DVC puts it on disk in pieces, and a piece may end where a stage does."""
-    monkeypatch.setattr(lock_file, "QUIET_S", 3.0)  # for a machine that is slow to start threads
     lock = repository.root / "dvc.lock"
+    now, rest = 0.0, list[str]()
     with lock.open("w") as file:
 
         def write(text: str) -> None:
             file.write(text)
             file.flush()
 
+        def write_the_rest(seconds: float) -> None:
+            """Between the first look and the second."""
+            nonlocal now
+            now += seconds
+            while rest:
+                write(rest.pop())
+
+        clock = SimpleNamespace(monotonic=lambda: now, time=lambda: 0.0, sleep=write_the_rest)
+        monkeypatch.setattr(lock_file, "time", clock)
         write(WHOLE)
-        rest = threading.Timer(0.1, write, [MORE])
-        rest.start()
+        rest.append(MORE)
         stages = read_stages(repository.root)
-        rest.join()
         assert stages == YAML(typ="safe").load(WHOLE + MORE)["stages"]
         write("  later:\n    cmd: c\n")
-        rest = threading.Timer(0.1, write, ["    outs: []\n"])
-        rest.start()
+        rest.append("    outs: []\n")
         keep_lock(repository)
-        rest.join()
     assert (repository.home / "dvc.lock.whole").read_text() == lock.read_text()
 
 
@@ -236,12 +242,10 @@ def test_who_waits_for_dvc_says_so_and_who_does_not_goes_on(repository: Reposito
 def test_what_another_node_is_writing_is_not_torn(
     repository: Repository, lock: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.dvc_repo.repair.SETTLE_S", 1.0)
     lock.write_text("")
-    writer = threading.Timer(0.1, lock.write_text, [WHOLE + MORE])
-    writer.start()
+    clock = SimpleNamespace(sleep=lambda _: lock.write_text(WHOLE + MORE))
+    monkeypatch.setattr("pipelines.dvc_repo.repair.time", clock)
     repair_dvc_files(repository, print)
-    writer.join()
     assert lock.read_text() == WHOLE + MORE
     assert not (repository.home / "dvc.lock.torn").exists()
 

@@ -183,7 +183,7 @@ def test_a_submission_whose_driver_died_is_given_up_at_once_unless_its_job_is_th
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from pipelines.base.locks import hold_lock\n"
-        "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "with hold_lock(Path(sys.argv[1])): print('held', flush=True); time.sleep(4000)"
     )
     path = tmp_path / "alive"
     process = subprocess.Popen(

@@ -22,7 +22,7 @@ from pipelines.ledger.usage import Usage, usages_of
 from pipelines.worker import meter
 from pipelines.worker.meter import Meter, metered
 from tests.ledger_values import LOCAL, SLURM, launch
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 MIB = 1 << 20
 LIBRARY = """
@@ -49,6 +49,7 @@ int nvmlDeviceGetMemoryInfo(void *device, struct { unsigned long long total, fre
 def attempt(entry: Entry, monkeypatch: pytest.MonkeyPatch) -> Attempt:
     monkeypatch.setattr(meter, "FIRST_S", 0.01)
     monkeypatch.setattr(meter, "LONGEST_S", 0.01)
+    monkeypatch.setattr(meter, "LAST_S", TIMEOUT_S)
     return entry.new_attempt(launch(LOCAL))
 
 

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pipelines.base.processes import (
     sleep_beside,
     start_of,
 )
-from tests.waiting import until
+from tests.waiting import FOR_EVER_S, must_not_wait, until
 
 
 def test_a_process_lives_until_it_ends_and_its_number_alone_does_not_count() -> None:
@@ -78,25 +79,28 @@ def test_a_process_lives_as_long_as_any_of_its_threads(tmp_path: Path) -> None:
     process.wait()
 
 
+@must_not_wait
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="of Linux")
 def test_a_sleep_ends_with_the_first_of_the_processes_that_it_is_beside() -> None:
-    forever = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    short = subprocess.Popen(["sleep", "0.2"])
+    forever, short = (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)
+    )
     with forever, short:
+        assert short.stdin
         began = time.monotonic()
-        sleep_beside([forever.pid, short.pid], 60.0)
-        assert 0.1 < time.monotonic() - began < 30.0
+        threading.Timer(0.2, short.stdin.close).start()
+        sleep_beside([forever.pid, short.pid], FOR_EVER_S)
+        assert time.monotonic() - began > 0.19
         for _ in range(3):  # it has ended, but nobody has waited for it
             began = time.monotonic()
-            sleep_beside([short.pid, forever.pid], 60.0)
-            assert 0.01 < time.monotonic() - began < 30.0
+            sleep_beside([short.pid, forever.pid], FOR_EVER_S)
+            assert time.monotonic() - began > 0.01
         short.wait()
-        sleep_beside([short.pid, forever.pid], 60.0)
+        sleep_beside([short.pid, forever.pid], FOR_EVER_S)
         began = time.monotonic()
         sleep_beside([forever.pid], 0.1)
         assert time.monotonic() - began > 0.09
         forever.communicate(b"\n")
-    assert time.monotonic() - began < 60.0
 
 
 def test_a_sleep_beside_nobody_is_a_sleep() -> None:

@@ -114,9 +114,11 @@ def test_signals_to_every_process_of_a_job_leave_the_log_open(tmp_path: Path) ->
     process = start(
         tmp_path,
         "with redacted_log():\n"
+        "    told = []\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: told.append(os.write(1, b', stopping')))\n"
         "    os.write(1, b'ready')\n"
-        "    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b', stopping'))\n"
-        "    signal.pause()\n",
+        "    while not told:\n"
+        "        time.sleep(0.01)\n",
     )
     until(lambda: (tmp_path / "out").read_text() == "ready", "it works", at_work=process)
     for each in [process.pid, *redacting(tmp_path)]:

@@ -327,7 +327,7 @@ def test_no_answer_changes_nothing_and_is_named(slurm: FakeSlurm, job: Job) -> N
 def test_one_question_serves_all_jobs_and_all_commands(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.slurm.scheduler.SHORTEST_S", 60.0)
+    monkeypatch.setattr("pipelines.slurm.scheduler.SHORTEST_S", 3600.0)
     jobs = [slurm.submit(stage) for stage in ("sft", "reward_model", "evaluate")]
     slurm.queue(*((str(i), "RUNNING", "None", job.token) for i, job in enumerate(jobs)))
     for _ in range(20):

@@ -15,7 +15,8 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LAST_S", 0.2)
 
 
-def test_what_comes_late_from_one_that_has_ended_counts() -> None:
+def test_what_comes_late_from_one_that_has_ended_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LAST_S", waiting.TIMEOUT_S)
     looks: list[None] = []
     assert until(lambda: looks, "one look", at_work=lambda: looks.append(None))
 

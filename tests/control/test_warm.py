@@ -26,7 +26,7 @@ from pipelines.warm import client, stage, wire
 from pipelines.warm.child import Request
 from pipelines.warm.client import Forked, end_servers, fork, prepare
 from pipelines.warm.identity import Identity, Kind, is_switched_off
-from tests.waiting import until
+from tests.waiting import TIMEOUT_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = """
@@ -64,7 +64,9 @@ server._MODULES |= {
     "describe": describe, "sleep": sleep, "stubborn": stubborn, "speak": speak
 }
 server.preload = lambda kind: None
-server.GRACE_S = 0.5
+server.GRACE_S = 5.0
+server.REQUEST_S = 900.0
+server.PROBED_S = 10.0
 if __name__ == "__main__":
     sys.exit(server.main(Path(sys.argv[1]), server.Kind(sys.argv[2])))
 """
@@ -74,6 +76,7 @@ if __name__ == "__main__":
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
     """A clone whose servers know a few small programs instead of stages."""
     monkeypatch.setattr(client, "SERVER", "small_server")
+    monkeypatch.setattr(client, "ANSWER_S", TIMEOUT_S)
     found = Repository(tmp_path / "clone")
     found.home.mkdir(parents=True)
     write_code(found, PROGRAMS)
@@ -102,21 +105,27 @@ def ask(
     module: str,
     *arguments: str,
     minutes: float | None = None,
+    hasty: bool = False,
     **variables: str,
 ) -> Forked:
+    """A `hasty` server may have ended before it is asked: then the next one is."""
     request = Request.from_here(
         module, list(arguments), {**os.environ, **variables}, str(repository.root), minutes
     )
     with (repository.root / "log").open("ab") as log:
         files = [log.fileno()] * 3
-        forked = fork(repository, identity_of(repository), request, files, waits=True)
+        identity = identity_of(repository)
+        forked = fork(repository, identity, request, files, waits=True)
+        if forked is None and hasty:
+            again = lambda: fork(repository, identity, request, files, waits=True)  # noqa: E731
+            forked = until(again, "a server forks it")
     assert forked is not None
     return forked
 
 
-def described(repository: Repository, **variables: str) -> dict[str, Any]:
+def described(repository: Repository, *, hasty: bool = False, **variables: str) -> dict[str, Any]:
     path = repository.root / "said.json"
-    assert ask(repository, "describe", str(path), **variables).wait() == 7
+    assert ask(repository, "describe", str(path), hasty=hasty, **variables).wait() == 7
     return dict(json.loads(path.read_text()))
 
 
@@ -181,7 +190,8 @@ def test_ps_shows_what_a_forked_process_does(repository: Repository) -> None:
 
 def test_a_process_whose_time_is_over_is_told_so_and_then_ended(repository: Repository) -> None:
     assert ask(repository, "sleep", minutes=0.01).wait() == -signal.SIGTERM
-    assert ask(repository, "stubborn", minutes=0.01).wait() == -signal.SIGKILL
+    # By then it heeds no signal.
+    assert ask(repository, "stubborn", minutes=0.05).wait() == -signal.SIGKILL
 
 
 def test_killed_the_server_takes_nothing_with_it_and_the_next_command_starts_another(
@@ -268,7 +278,7 @@ def test_it_ends_when_idle_when_told_and_with_its_clone(
     moved = repository.root / "elsewhere"
     until(lambda: not any(is_locked(path) for path in moved.glob("*/alive")), "its folder is gone")
     monkeypatch.setenv("LOCKSTEP_WARM_IDLE_S", "0.2")
-    described(repository)
+    described(repository, hasty=True)
     until(lambda: not servers(repository), "it ends when idle")
 
 
@@ -286,7 +296,7 @@ def test_it_stays_while_a_child_runs_however_idle_it_is(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_WARM_IDLE_S", "0.2")
-    forked = ask(repository, "sleep")
+    forked = ask(repository, "sleep", hasty=True)
     time.sleep(1.5)
     assert servers(repository)
     forked.kill()
@@ -312,11 +322,12 @@ def test_a_copy_of_the_clone_does_not_reach_the_server_of_the_original(
 
 
 def test_two_servers_that_start_side_by_side_leave_each_other_alone(
-    repository: Repository,
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While they import, nobody can reach them; and before that, they have not even a lock."""
     slow = "server.preload = lambda kind: time.sleep(600)\n"
     write_code(repository, PROGRAMS.replace("server.preload = lambda kind: None\n", slow))
+    monkeypatch.setattr(client, "END_S", TIMEOUT_S)
     both = [identity_of(repository), identity_of(repository, OMP_NUM_THREADS="7")]
     for identity in both:
         prepare(repository, identity)
@@ -328,7 +339,10 @@ def test_two_servers_that_start_side_by_side_leave_each_other_alone(
     assert not servers(repository)
 
 
-def test_a_server_that_has_only_just_been_started_is_told_to_end(repository: Repository) -> None:
+def test_a_server_that_has_only_just_been_started_is_told_to_end(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "END_S", TIMEOUT_S)
     prepare(repository, identity_of(repository))
     (name,) = end_servers(repository)
     assert wire.living_process(repository.home / "warm" / name) is None
@@ -386,9 +400,9 @@ def test_another_user_is_refused(repository: Repository) -> None:
         "    sys.exit(0)\n"
     )
     subprocess.run([sys.executable, "-c", stranger], check=True)
-    time.sleep(0.3)
+    until(lambda: "another user" in (folder / "log").read_text(), "it says so in its log")
+    described(repository)
     assert servers(repository) == [folder]
-    assert "another user" in (folder / "log").read_text()
 
 
 def test_rubbish_ends_no_server(repository: Repository) -> None:
@@ -398,7 +412,7 @@ def test_rubbish_ends_no_server(repository: Repository) -> None:
         connection = wire.connect(wire.address_of(folder) or {})
         assert connection is not None
         wire.send(connection, message)
-        connection.settimeout(30)
+        connection.settimeout(TIMEOUT_S)
         assert connection.recv(1) == b""
         connection.close()
     described(repository)
