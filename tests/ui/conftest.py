@@ -121,6 +121,11 @@ class Tabs:
         for width, scheme in looks:
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
+            page.wait_for_function(
+                "([width, scheme]) => innerWidth === width"
+                " && matchMedia(`(prefers-color-scheme: ${scheme})`).matches",
+                arg=[width, scheme],
+            )
             yield
 
     def expect(self, complaint: str) -> None:
@@ -152,6 +157,14 @@ def at(link: str, path: str) -> str:
     """The link of another page, with the token."""
     address, token = link.split("/#")
     return f"{address}{path}#{token}"
+
+
+def expect(shown: Any) -> Any:
+    """Playwright's assertions on a page or a part of it: they wait for what comes later."""
+    from playwright import sync_api
+
+    sync_api.expect.set_options(timeout=TIMEOUT_S * 1000)
+    return sync_api.expect(shown)
 
 
 def wrong_with(page: Any) -> list[str]:

@@ -1,12 +1,13 @@
 """The Data page in a browser, over files that `prepare` wrote."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from pipelines.ui.clone import Clone
-from tests.ui.conftest import Tabs, at, wrong_with
+from tests.ui.conftest import Tabs, at, expect, wrong_with
 from tests.ui.prepared_clone import HOSTILE, prepared_clone
 
 pytestmark = pytest.mark.browser
@@ -57,7 +58,7 @@ def test_counts_reasons_and_dropped_rows_are_shown(open_data: Callable) -> None:
         ["shown.jsonl line 5", "too_long"],
         ["shown.jsonl line 6", "unreadable"],
     ]
-    assert "reason=all" in page.url
+    expect(page).to_have_url(re.compile("reason=all"))
     page.reload()
     page.wait_for_selector("main[data-ready]")
     assert cells(page, "Dropped rows") == rows
@@ -85,6 +86,27 @@ def test_a_search_is_a_link_and_marks_what_is_trained_on(open_data: Callable) ->
     page.wait_for_selector(".row:nth-child(10)")
 
 
+def test_a_late_answer_does_not_replace_that_to_a_later_search(open_data: Callable) -> None:
+    page = open_data()
+    held: list[Any] = []
+    first = re.compile(r"/api/data/rows\?.*source=chats")
+    page.route(first, lambda route: held.append(route))
+    source = page.get_by_label("Source of the demonstrations")
+    source.select_option("chats.jsonl")
+    with page.expect_request(first):
+        page.get_by_role("button", name="Search").click()
+    source.select_option("all sources")
+    page.get_by_label("Text", exact=True).fill("onerror")
+    page.get_by_role("button", name="Search").click()
+    shown = page.locator('.row:only-child:has-text("onerror")')
+    expect(shown).to_be_visible()
+    with page.expect_event("requestfinished", lambda request: first.search(request.url)):
+        held[0].continue_()
+    # What the page does with it, it has done before it hears another answer.
+    page.evaluate("fetch('/api/pages').then(answer => answer.json())")
+    expect(shown).to_be_visible()
+
+
 def test_rows_are_paged_to_the_end(open_data: Callable) -> None:
     page = open_data()
     seen: list[str] = []
@@ -95,7 +117,7 @@ def test_rows_are_paged_to_the_end(open_data: Callable) -> None:
             break
         last.click()
         page.wait_for_selector(f'.row:first-child h3:text-is("Row {len(seen)}")')
-        assert f"start={len(seen)}" in page.url
+        expect(page).to_have_url(re.compile(rf"start={len(seen)}\b"))
     assert seen == [f"Row {number}" for number in range(33)]
     for first in (20, 10, 0):
         page.get_by_role("button", name="Previous rows").click()

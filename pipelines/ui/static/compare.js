@@ -1,7 +1,7 @@
 // The Compare page: what `lockstep compare` says of up to six sides, and what a change of params
 // would cost. The sides, how many samples, and the settings are in the address.
 
-import { chart, el, get, page, set_state, show_error, state, table } from "./ui.js";
+import { chart, el, get, page, set_state, show_error, state, table, takeTurn } from "./ui.js";
 import { draw_plan } from "./compare_plan.js";
 import { pair_section } from "./compare_pairs.js";
 
@@ -91,6 +91,7 @@ function known(revisions, inputs, add) {
 // ---- the comparison
 
 async function draw_result(place, sides, draw) {
+  const isLast = takeTurn(place);
   if (!sides.length) {
     place.replaceChildren(el("p", { class: "empty" }, "Name at least two sides: a policy, REV:POLICY, a commit, tag, experiment, or workspace."));
     return;
@@ -101,9 +102,10 @@ async function draw_result(place, sides, draw) {
   try {
     answer = await get("/api/compare/sides", { side: sides, limit });
   } catch (error) {
-    place.replaceChildren(el("p", { class: "failure", role: "alert" }, error.message));
+    if (isLast()) place.replaceChildren(el("p", { class: "failure", role: "alert" }, error.message));
     return;
   }
+  if (!isLast()) return;
   const { comparison, shown } = answer;
   const names = comparison.sides.map(side => side.name);
   place.replaceChildren(

@@ -1,7 +1,7 @@
 // The Data page: what prepare read, kept and dropped, how long rows are, and the rows themselves as
 // the model reads them. What is shown is in the address: a view is a link.
 
-import { el, get, page, set_state, show_error, state, svg, table } from "./ui.js";
+import { el, get, page, set_state, show_error, state, svg, table, takeTurn } from "./ui.js";
 import { draw_rows, named } from "./data_rows.js";
 import { visible } from "./visible.js";
 
@@ -39,7 +39,7 @@ async function start() {
     pick.show(current_role(report));
     return Promise.all([
       draw_lengths(lengths, current_role(report)), draw_rows(rows, report, current_role(report), draw),
-      state().reason === undefined ? dropped.replaceChildren() : draw_dropped(dropped, report),
+      draw_dropped(dropped, report),
     ]).catch(show_error);
   };
   pick.on_change(role => { set_state({ role, source: "", text: "", start: "", trail: "" }); draw(); });
@@ -117,6 +117,11 @@ function reasons(report, draw) {
 
 async function draw_dropped(place, report) {
   const { reason, from } = state();
+  const isLast = takeTurn(place);
+  if (reason === undefined) {
+    place.replaceChildren();
+    return;
+  }
   if (!Object.values(report.sources).some(of_reasons)) return;
   place.replaceChildren(el("p", { class: "note" }, "Selecting…"));
   const start = Number(from) || 0;
@@ -124,9 +129,10 @@ async function draw_dropped(place, report) {
   try {
     found = await get("/api/data/dropped", { reason: reason === "all" ? "" : reason, start });
   } catch (error) {
-    place.replaceChildren(el("p", { class: "warning" }, error.message));
+    if (isLast()) place.replaceChildren(el("p", { class: "warning" }, error.message));
     return;
   }
+  if (!isLast()) return;
   const go = to => { set_state({ from: to || "" }); draw_dropped(place, report).catch(show_error); };
   const end = start + found.rows.length;
   place.replaceChildren(
@@ -165,7 +171,9 @@ function numbers(report) {
 }
 
 async function draw_lengths(place, role) {
+  const isLast = takeTurn(place);
   const { lengths } = await get("/api/data/lengths", { role });
+  if (!isLast()) return;
   place.replaceChildren(...lengths.map(histogram));
 }
 

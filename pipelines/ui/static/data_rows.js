@@ -1,6 +1,6 @@
 // Rows with their tokens: searched, paged, and coloured by what is trained on.
 
-import { el, get, set_state, state } from "./ui.js";
+import { el, get, set_state, state, takeTurn } from "./ui.js";
 import { beside } from "./trail.js";
 import { visible } from "./visible.js";
 
@@ -16,7 +16,9 @@ export const named = role => role.replaceAll("_", " ");
 export async function draw_rows(place, report, role, draw) {
   const { source = "", text = "", start = "", ids } = state();
   const from = Number(start) || 0;
+  const isLast = takeTurn(place);
   const found = await get("/api/data/rows", { role, source, text, start: from });
+  if (!isLast()) return;
   const kinds = new Set(found.rows.flatMap(row => row.parts.flatMap(part => part.pieces.map(piece => piece.kind))));
   const went = found.rows.length ? found.rows.map(row => card(row, found.kinds, ids === "1"))
     : el("p", { class: "empty" }, found.searched_to < found.num_rows

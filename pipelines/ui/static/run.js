@@ -11,7 +11,7 @@ const REFRESH_MS = 2000;
 const RETRY_MS = 1500;
 const LIVE = ["queued", "starting", "running", "suspended"];
 
-const view = { rows: new Map(), pipeline: null, version: null, ahead: 0, detail: null, asked: 0, stream: null };
+const view = { rows: new Map(), pipeline: null, version: null, ahead: 0, detail: null, asked: 0, stream: null, asking: new Set() };
 const connection = el("span", { class: "connection", role: "status" }, "connecting…");
 const counts = el("p", { class: "counts" });
 const said = el("p", { class: "note said", role: "status" });
@@ -102,11 +102,16 @@ function drawHead({ problems: found, pipeline, output: text }) {
     ...[...states].map(([name, count]) => el("span", {}, el("strong", {}, count), ` ${name}`)),
     pipeline ? el("span", { class: "pipeline" }, `${pipeline.command} (process ${pipeline.pid})`) : "");
   problems.replaceChildren(...found.map(each => el("p", { class: "warning plain" }, each)));
-  const busy = Boolean(pipeline) || [...view.rows.values()].some(row => LIVE.includes(row.state));
-  run.disabled = !mayChange() || Boolean(pipeline);
-  cancel.disabled = !mayChange() || !busy;
+  drawButtons();
   output.hidden = !text;
   if (text) output.querySelector("pre").textContent = text.lines.join("\n");
+}
+
+// A button waits for the answer to what it asked; the answer may come after the news of its effect.
+function drawButtons() {
+  const busy = Boolean(view.pipeline) || [...view.rows.values()].some(row => LIVE.includes(row.state));
+  run.disabled = !mayChange() || Boolean(view.pipeline) || view.asking.has(run);
+  cancel.disabled = !mayChange() || !busy || view.asking.has(cancel);
 }
 
 // ---- what is done here
@@ -130,7 +135,8 @@ async function end(name) {
 }
 
 async function ask(request, button) {
-  button.disabled = true;
+  view.asking.add(button);
+  drawButtons();
   said.textContent = "…";
   try {
     said.textContent = (await request()).said;
@@ -138,7 +144,8 @@ async function ask(request, button) {
     said.textContent = "";
     show_error(error);
   } finally {
-    button.disabled = false;
+    view.asking.delete(button);
+    drawButtons();
   }
 }
 
@@ -160,7 +167,8 @@ async function showIterations() {
   if (view.ended === ended) return;
   view.ended = ended;
   try {
-    drawIterations(over, (await get("/api/run/iterations")).groups);
+    const { groups } = await get("/api/run/iterations");
+    if (view.ended === ended) drawIterations(over, groups);
   } catch (error) {
     view.ended = null;
     show_error(error);

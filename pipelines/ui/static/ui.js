@@ -125,6 +125,16 @@ async function json_of(path, response) {
   return answer;
 }
 
+const turns = new WeakMap();
+
+// Answers may come in another order than they were asked for: only the last one that was asked for
+// is drawn at a place. Returns whether it still is that one.
+export function takeTurn(place) {
+  const turn = {};
+  turns.set(place, turn);
+  return () => turns.get(place) === turn;
+}
+
 // ---- the state of a view, in the address
 
 export function state() {
