@@ -11,7 +11,7 @@ from stages.data.tokenizer import EOS, build_character_tokenizer
 from tests.control.recorded_policies import GRAPH, Recorded
 
 CHARACTERS = "0123456789+=?abcdefghijklmnopqrstuvwxyz <>/()'\"!\n"
-CONTEXT, LONG_CONTEXT = 512, 4096
+CONTEXT, LONG_CONTEXT = 512, 1 << 15
 TALKATIVE, BRIEF = 3, 1
 """Seeds of weights: one that greedily never ends, and one that ends after a while."""
 

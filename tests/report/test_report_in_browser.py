@@ -16,11 +16,10 @@ pytestmark = pytest.mark.browser
 
 # The page forbids scripts in itself, so it is measured from a page around it.
 HARNESS = """<!doctype html><body style="margin:0">
-<iframe id="page" src="report/index.html" style="border:0;width:WIDTHpx;height:900px"></iframe>
 <pre id="found"></pre>
 <script>
-document.getElementById("page").onload = event => {
-  const page = event.target.contentDocument, root = page.documentElement;
+const measure = frame => {
+  const page = frame.contentDocument, root = page.documentElement;
   const size = svg => { const box = svg.getBoundingClientRect(); return [box.width, box.height]; };
   document.getElementById("found").textContent = JSON.stringify({
     headline: page.querySelector("h1").innerText,
@@ -33,7 +32,9 @@ document.getElementById("page").onload = event => {
     ran: document.title,
   });
 };
-</script>"""
+</script>
+<iframe src="report/index.html" onload="measure(this)"
+  style="border:0;width:WIDTHpx;height:900px"></iframe>"""
 
 
 @pytest.fixture

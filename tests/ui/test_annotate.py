@@ -136,6 +136,7 @@ def test_what_was_sampled_stays_text_and_a_tab_without_the_token_may_only_look(
     queue.extend(clone, [identified(replace(first, one=replace(first.one, text=long)))], 9)
     link = open_ui(clone)
     page = tabs.open(at(link, "/annotate"))
+    page.wait_for_selector(".agreement h2")
     for _ in tabs.looks(page):
         assert wrong_with(page) == []
     begin(page, "bo")

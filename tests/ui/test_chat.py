@@ -67,7 +67,7 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     page.keyboard.type("12+7=")
     page.keyboard.press("Enter")
     left, right = answers(page, 2)
-    page.wait_for_selector(".judge:not([hidden])")
+    page.wait_for_selector(".judge:focus")
     assert len(engines()) == 2
     # Whatever a policy says is text.
     assert HOSTILE in left
@@ -85,6 +85,7 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     page.keyboard.type("c")
     page.keyboard.press("Enter")
     _, again, _, other = answers(page, 4)
+    page.wait_for_selector(".judge:focus")
     page.keyboard.press("0")
     page.wait_for_selector("#note:has-text('a tie')")
 
@@ -102,7 +103,7 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     assert (second.left.text, second.right.text) == (again, other)
     assert second.chosen is Choice.TIE
 
-    alone = tabs.open(at(link, "/chat?left=sft&temperature=0&max_new_tokens=4000"), NARROW, "dark")
+    alone = tabs.open(at(link, "/chat?left=sft&temperature=0&max_new_tokens=30000"), NARROW, "dark")
     alone.wait_for_selector("#question:focus")
     alone.keyboard.type("12+7=")
     alone.keyboard.press("Enter")
@@ -110,6 +111,7 @@ def test_two_policies_are_asked_judged_and_stopped_by_keyboard(
     alone.click("#stop")
     [said] = answers(alone, 1)
     alone.wait_for_selector(".message.assistant .note:has-text('stopped')")
+    alone.wait_for_selector("#send:enabled")
     # It is stopped sooner or later than the answer of 24 tokens ends.
     assert said.startswith(left) or left.startswith(said)
     assert wrong_with(alone) == []

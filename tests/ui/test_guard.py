@@ -22,7 +22,7 @@ from stages.contracts.catalog import bind
 from tests.conftest import Clone
 from tests.ledger_values import ORIGIN, launch, result, worker
 from tests.ui.conftest import at, start_ui, wrong_with
-from tests.waiting import ended, stop
+from tests.waiting import TIMEOUT_S, ended, stop
 
 TOKEN = "X-Lockstep-Token"
 
@@ -32,7 +32,7 @@ def served(clone: Clone, open_ui: Callable[..., str]) -> Iterator[tuple[httpx.Cl
     """A client of a server, and the token."""
     link = open_ui(clone)
     address, token = link.split("/#token=")
-    with httpx.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client:
+    with httpx.Client(base_url=address, timeout=TIMEOUT_S, trust_env=False, verify=False) as client:
         yield client, token
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stages.data.seeds import content_id
-from tests.ui.conftest import NARROW, at, wrong_with
+from tests.ui.conftest import NARROW, at, expect, wrong_with
 from tests.ui.recorded_results import HOSTILE, SHOWN, prompts
 
 pytestmark = pytest.mark.browser
@@ -78,12 +78,12 @@ def test_the_graph_is_read_and_followed_by_keyboard(
     edges = page.locator("svg.lineage .edge")
     root.focus()
     reading = page.locator(".lineage-graph .reading")
-    assert "rollout@iter_002 (rollouts" in reading.inner_text()
-    assert edges.and_(page.locator(".near")).count() == 3
+    expect(reading).to_contain_text("rollout@iter_002 (rollouts")
+    expect(edges.and_(page.locator(".near"))).to_have_count(3)
     # Along the lines to what came first, which is the file that was given.
     for _ in range(9):
         page.keyboard.press("ArrowLeft")
-    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "given.txt, given"
+    expect(page.locator("svg.lineage a[aria-label='given.txt, given']")).to_be_focused()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     page.wait_for_selector("h2:text-is('What made sft')")

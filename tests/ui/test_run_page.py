@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import TINY, Clone
 from tests.pipeline.test_session import EMPTY_STAGE
 from tests.slurm.light_stages import COUNTING_STAGE
-from tests.ui.conftest import LOOKS, NARROW, WIDE, at, start_ui, wrong_with
+from tests.ui.conftest import LOOKS, NARROW, WIDE, at, expect, start_ui, wrong_with
 from tests.waiting import stop
 
 pytestmark = pytest.mark.browser
@@ -40,6 +40,12 @@ def has_state(page: Any, stage: str, state: str) -> None:
     page.wait_for_selector(f'.stage[data-stage="{stage}"] .word:text-is("{state}")')
 
 
+def is_shown(page: Any, stage: str) -> None:
+    """All of the chosen stage: its log is drawn once the server has told its details."""
+    page.wait_for_selector(f"h2:text-is('{stage}')")
+    page.wait_for_selector(".stage-view .logs h3")
+
+
 def counted(page: Any) -> int:
     """How far the chosen stage's job is, once it says so."""
     page.wait_for_selector(".stage-view progress")
@@ -61,7 +67,8 @@ def test_a_run_is_started_watched_cancelled_and_resumed_from_the_page(
     has_state(other, "sft", "running")  # the other tab was told as well
     page.wait_for_selector('figure:has(h3:text-is("loss")) svg.chart')
     page.wait_for_selector('.logs pre:has-text("steps")')
-    assert page.get_by_role("button", name="Run", exact=True).is_disabled()
+    page.wait_for_function("document.querySelector('.stage-view progress')?.value > 1")
+    expect(page.get_by_role("button", name="Run", exact=True)).to_be_disabled()
     page.get_by_role("button", name="Cancel this stage").click()
     has_state(page, "sft", "cancelled")
     has_state(other, "sft", "cancelled")
@@ -104,17 +111,17 @@ def test_every_part_of_the_page_can_be_used_and_fits(
     page = tabs.open(at(link, "/run?stage=sft"))
     page.get_by_role("button", name="Plan").click()
     page.wait_for_selector("table:has-text('policy_update@iter_003')")
-    page.wait_for_selector(".stage-view .facts")
     accuracy = page.locator('.over figure:has(h3:text-is("Accuracy")) svg')
-    assert accuracy.get_attribute("aria-label") == "Accuracy: greedy 0.75 at iteration 2"
-    assert page.locator(".stage").count() == 17
+    expect(accuracy).to_have_attribute("aria-label", "Accuracy: greedy 0.75 at iteration 2")
+    expect(page.locator(".stage")).to_have_count(17)
+    is_shown(page, "sft")
     for _ in tabs.looks(page, [*LOOKS, (WIDE, "dark"), (NARROW, "light")]):
         assert wrong_with(page) == []
         page.locator('.stage[data-stage="score@iter_002"]').press("Enter")
-        page.wait_for_selector("h2:text-is('score@iter_002')")
-        assert page.url.endswith("?stage=score%40iter_002")
+        is_shown(page, "score@iter_002")
+        expect(page).to_have_url(re.compile(r"\?stage=score%40iter_002$"))
         page.go_back()
-        page.wait_for_selector("h2:text-is('sft')")
+        is_shown(page, "sft")
 
 
 def test_a_tab_without_the_token_may_only_look(

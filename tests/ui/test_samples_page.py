@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.ui.conftest import at, wrong_with
+from tests.ui.conftest import at, expect, wrong_with
 from tests.ui.recorded_results import HOSTILE, NUM_PROMPTS, SHOWN, SURROGATE, held_out, prompts
 
 pytestmark = pytest.mark.browser
@@ -105,16 +105,17 @@ def test_tokens_say_their_numbers_without_colour(
     assert "minus3" in tokens.nth(1).get_attribute("class")
     tokens.first.focus()
     page.keyboard.press("ArrowRight")
-    assert page.locator("output").inner_text() == (
+    expect(page.locator("output")).to_have_text(
         'Token 2, "?", id 7: log-prob -3, reference -1, difference -2, advantage -2'
     )
     page.keyboard.press("ArrowRight")
-    assert "read, not said by the policy" in page.locator("output").inner_text()
+    expect(page.locator("output")).to_contain_text("read, not said by the policy")
     page.get_by_label("Colour").select_option("logprob")
-    assert "surprise4" in tokens.nth(1).get_attribute("class")
-    assert "From token 4 on, 2 tokens were read" in page.locator(".turns").inner_text()
+    expect(tokens.nth(1)).to_contain_class("surprise4")
+    expect(page.locator(".turns")).to_contain_text("From token 4 on, 2 tokens were read")
     page.get_by_text("The numbers as a table").click()
-    assert page.get_by_role("region", name="Tokens as a table").locator("tbody tr").count() == 5
+    table = page.get_by_role("region", name="Tokens as a table")
+    expect(table.locator("tbody tr")).to_have_count(5)
 
 
 def test_hostile_text_stays_text(results: Path, open_ui: Callable[..., str], tabs: Any) -> None:
