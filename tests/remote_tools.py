@@ -34,7 +34,7 @@ class Remote(Environment):
 
     def ask(self):
         url = (Path(__file__).parent.parent / "url").read_text()
-        with urlopen(url, json.dumps(self.asked).encode(), timeout=20) as answer:
+        with urlopen(url, json.dumps(self.asked).encode(), timeout=900) as answer:
             return json.load(answer)
 
 
