@@ -13,7 +13,7 @@ from stages.context import Context, StageError, Stopped
 from stages.rewards.given import given
 from stages.rewards.named import NamedSource, named_pass, open_scorer
 from tests.rewards.conftest import row
-from tests.waiting import FOR_EVER_S, must_not_wait, until
+from tests.waiting import FOR_EVER_S, TIMEOUT_S, must_not_wait, until
 
 ROWS = [row(str(number), index=number, level=number * 10) for number in range(5)]
 
@@ -187,8 +187,8 @@ def test_a_hang_is_ended_and_named_even_inside_c(score, functions) -> None:
         mine="def f(responses):\n"
         "    return [(9 ** (9 ** 9)) % 7 if r == '2' else 1.0 for r in responses]\n"
     )
-    said = failure(score, folder, function="mine:f", timeout=5.0)
-    assert "(rewards/mine.py:f) did not return within 5 s for prompt p1, sample 0" in said
+    said = failure(score, folder, function="mine:f", timeout=10.0)
+    assert "(rewards/mine.py:f) did not return within 10 s for prompt p1, sample 0" in said
     assert not isolated_processes()
 
 
@@ -231,7 +231,9 @@ def is_left_alone(responses):
 def test_a_daemon_ends_with_the_function_that_started_it(score, functions, function) -> None:
     """It is in another session, with another parent."""
     folder = functions(mine=DAEMON)
-    params = {"kind": "function", "function": f"mine:{function}", "timeout": 1.0}
+    # Of those that do not hang none may be late.
+    timeout = 10.0 if function == "hangs" else TIMEOUT_S
+    params = {"kind": "function", "function": f"mine:{function}", "timeout": timeout}
     with nullcontext() if function == "returns" else pytest.raises(StageError):
         score(ROWS[:1], folder, **params)
     left = int((folder / "daemon").read_text())

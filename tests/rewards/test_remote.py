@@ -198,6 +198,8 @@ def test_a_server_that_dribbles_is_too_slow(score, begin, drip) -> None:
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(StageError, match=r"did not answer within 0\.3 s|it answered 503 Busy"):
         score(ROWS, kind="http", url=url, timeout=0.3, retries=0)
+    # Whoever had no time even to connect leaves the server waiting.
+    socket.create_connection(listener.getsockname()).close()
     assert given_up.wait(TIMEOUT_S), "the connection is closed"
     listener.close()
 

@@ -33,7 +33,7 @@ from stages.rewards.sandbox.values import (  # noqa: E402
 )
 from tests.sandbox.programs import BURNERS, HEADER, PROGRAMS, SLEEPERS  # noqa: E402
 
-LIMITS = Limits(cpu_s=1, wall_s=30, memory_mb=192, processes=8, file_mb=16, output_kb=64)
+LIMITS = Limits(cpu_s=1, wall_s=120, memory_mb=192, processes=8, file_mb=16, output_kb=64)
 BURN_S = 0.5
 """Of a processor, for programs that take what they may have of it."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")

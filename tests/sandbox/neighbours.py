@@ -107,12 +107,14 @@ child.kill()""",
     ),
     "a daemon": (
         """
+begun, kept = os.pipe()
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
         os.execv(sys.executable, ["python", "-S", "-c", "import time; time.sleep(600)", NAME])
     os._exit(0)
-time.sleep(0.5)
+os.close(kept)
+os.read(begun, 1)  # until it is another program, which closes its end
 print("left")""",
         "pass",
         "",

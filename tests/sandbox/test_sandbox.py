@@ -245,6 +245,7 @@ def test_without_isolation_nothing_stays_of_a_folder_that_is_hard_to_remove(
 ) -> None:
     """Deeper than Python's stack and than a path is long, with folders closed to their owner."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("stages.rewards.sandbox.run.GRACE_S", TIMEOUT_S)
     program = """
 import os
 os.mkdir("closed"); os.mkdir("closed/within"); open("closed/within/file", "w").close()
@@ -252,7 +253,8 @@ os.symlink("/", "everything"); os.mkfifo("a\\nb")
 os.chmod("closed/within", 0); os.chmod("closed", 0)
 for _ in range(3000): os.mkdir("dd"); os.chdir("dd")
 """
-    done = run_program(program, limits=Limits(cpu_s=5, wall_s=30), kind=IsolationKind.NONE)
+    limits = Limits(cpu_s=5, wall_s=TIMEOUT_S)
+    done = run_program(program, limits=limits, kind=IsolationKind.NONE)
     assert done.succeeded, done.stderr
     assert list(tmp_path.iterdir()) == []
 
