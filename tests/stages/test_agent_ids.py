@@ -16,6 +16,7 @@ from stages.environments.turns import read_turns
 from tests.stages.test_elision import playing as playing_long
 from tests.stages.test_environments import ECHO, ROLLOUT, playing
 from tests.stages.test_tool_record import fused, hand_over, made
+from tests.waiting import TIMEOUT_S
 
 __all__ = ["playing", "playing_long"]
 
@@ -43,7 +44,7 @@ def as_ids(text, turn):
 
 def posted(base_url, path, body):
     request = Request(f"{base_url}/{path}", json.dumps(body).encode())
-    with urlopen(request, timeout=60) as answer:
+    with urlopen(request, timeout=900) as answer:
         return json.load(answer)
 
 
@@ -336,9 +337,8 @@ def heard(tmp_path, trained):
 
     def play(requests):
         row = {"prompt_id": "p", "prompt": "1+2=", "prompt_ids": PROMPT, "answer": "3"}
-        asking = Asking(
-            EpisodeParams(answer_timeout=30), "agents:Posts", tmp_path, text_of=decoder.known_text
-        )
+        params = EpisodeParams(answer_timeout=TIMEOUT_S)
+        asking = Asking(params, "agents:Posts", tmp_path, text_of=decoder.known_text)
         try:
             seats = [asking.seat({**row, "extra": {"requests": requests}}, 3)]
             said = asking.begin(seats).result()

@@ -17,10 +17,11 @@ from stages.contracts.episodes import EpisodeParams
 from stages.data.dialogue import Dialogue
 from stages.data.offered_tools import tools_hash
 from stages.environments.asking import Asking
+from stages.environments.chat_agent import ChatAgent
 from stages.environments.chat_server import ChatServer
 from stages.environments.environment import NoAnswer, Observation
 from tests.stages.test_environments import ECHO, ROLLOUT, playing
-from tests.waiting import answers, until
+from tests.waiting import TIMEOUT_S, answers, until
 
 __all__ = ["playing"]
 
@@ -157,9 +158,11 @@ class Sleeps(ChatAgent):
     def run(self, base_url, row, seed):
         client = OpenAI(base_url=base_url, api_key="none")
         messages = [{"role": "user", "content": row["prompt"]}]
-        client.chat.completions.create(model="any", messages=messages)
-        time.sleep(1.5)
         try:
+            # The first may be too late already.
+            client.chat.completions.create(model="any", messages=messages)
+            while not (Path(__file__).parent / "given-up").exists():
+                time.sleep(0.01)
             client.chat.completions.create(model="any", messages=messages)
         except Exception as error:
             (Path(__file__).parent / "told").write_text(str(error))
@@ -178,7 +181,7 @@ def ask(tmp_path):
     """Tell an agent of this file several turns; its answers."""
     (tmp_path / "agents.py").write_text(AGENTS)
 
-    def heard(name, turns, requests=(), extra=None, processes=0, seconds=30, prompt="1+2="):
+    def heard(name, turns, requests=(), extra=None, processes=0, seconds=TIMEOUT_S, prompt="1+2="):
         asking = Asking(
             EpisodeParams(answer_timeout=seconds, processes=processes), f"agents:{name}", tmp_path
         )
@@ -345,10 +348,15 @@ def test_an_agent_that_fails_fails_its_episode(ask, agent, turns, why):
     assert why in str(ask(agent, turns)[-1])
 
 
-def test_an_agent_that_is_given_up_is_told_when_it_asks_again(ask, tmp_path):
+def test_an_agent_that_is_given_up_is_told_when_it_asks_again(ask, tmp_path, monkeypatch):
+    server = ChatServer()
+    monkeypatch.setattr(ChatAgent, "_server", server)
+    other = server.open(lambda request: request.refuse("no"))  # which keeps the server there
     assert "no answer within" in str(ask("Sleeps", ["1"], seconds=1)[-1])
+    (tmp_path / "given-up").touch()
     until((tmp_path / "told").exists, "it asks again")
     until(lambda: "this episode is over" in (tmp_path / "told").read_text(), "it is told")
+    server.shut(other)
 
 
 def test_a_stage_names_the_agents_episode(playing):
@@ -365,13 +373,13 @@ def test_an_address_answers_for_its_episode_alone_and_only_while_it_is_open():
     def posted(url):
         request = urllib.request.Request(url, b"{}", {"Content-Type": "application/json"})
         try:
-            return json.load(urllib.request.urlopen(request, timeout=30))
+            return json.load(urllib.request.urlopen(request, timeout=TIMEOUT_S))
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)["error"]["message"]
 
     assert posted(f"{other}/chat/completions") == (400, "no")
     assert asked == []
-    with urllib.request.urlopen(f"{one}/models", timeout=30) as answer:
+    with urllib.request.urlopen(f"{one}/models", timeout=TIMEOUT_S) as answer:
         assert [model["id"] for model in json.load(answer)["data"]] == ["policy"]
     server.shut(other)
     assert posted(f"{other}/chat/completions") == (410, "this episode is over")

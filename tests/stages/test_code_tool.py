@@ -42,7 +42,7 @@ class Quick(Python):
 
 
 class Short(Python):
-    limits = Limits(wall_s=3)
+    limits = Limits(wall_s=10)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_an_observation_is_no_longer_than_it_may_be() -> None:
     ("code", "why"),
     [
         ("while True: pass", "it took more than 1 seconds of CPU time"),
-        ("import time; time.sleep(60)", "it took more than 3 seconds"),
+        ("import time; time.sleep(60)", "it took more than 10 seconds"),
         ("print('x' * 9999)", "it printed more than 4 kB"),
         ("import os; os._exit(0)", "it exited"),
         ("import os; os.kill(os.getpid(), 9)", "it exited"),

@@ -147,8 +147,9 @@ def test_a_session_of_an_episode_that_fails_is_closed(stdio, tmp_path):
     def servers():
         return [each for each in psutil.Process().children() if each not in before]
 
-    with Episodes(tmp_path, 3, answer_timeout=20) as episodes:
+    with Episodes(tmp_path, 3) as episodes:
         assert len(servers()) == 3
+        episodes.asking._params = EpisodeParams(answer_timeout=20)
         died = tmp_path.parent / f"{tmp_path.name}-died"
         [_, _, other] = episodes.say(call("die", file=str(died)), call("hang"), call("count"))
         assert other == Observation("1")
@@ -194,7 +195,9 @@ def test_what_is_no_text_fails_and_says_so(server, tmp_path):
 
 def test_a_tool_that_is_late_fails_its_own_episode_alone(server, tmp_path):
     write_module(tmp_path, server)
-    with Episodes(tmp_path, 2, answer_timeout=12) as episodes:
+    with Episodes(tmp_path, 2) as episodes:
+        assert episodes.begun == [Observation()] * 2
+        episodes.asking._params = EpisodeParams(answer_timeout=12)
         late, other = episodes.say(call("hang"), call("add", a=1, b=2))
         assert "no answer within episodes.answer_timeout 12 seconds" in str(late)
         assert other == Observation("3")

@@ -134,7 +134,9 @@ def test_prompts_have_the_first_observation(port, tmp_path):
 
 
 def test_a_failure_of_the_environment_is_its_episodes_alone(port, tmp_path):
-    with Episodes(tmp_path, port, [1, 1, 1], answer_timeout=10) as episodes:
+    with Episodes(tmp_path, port, [1, 1, 1]) as episodes:
+        assert episodes.begun == [Observation()] * 3
+        episodes.asking._params = EpisodeParams(answer_timeout=10)
         crashed, late, fine = episodes.say("crash", "hang", "z")
         assert f"OpenEnv server http://127.0.0.1:{port}: " in str(crashed)
         assert "no more words" in str(crashed)

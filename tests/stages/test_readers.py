@@ -176,7 +176,7 @@ def go_through(root, jobs, ends=(0, 0)):
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(TIMEOUT_S)
+            process.join(2 * TIMEOUT_S)  # for many jobs, one after the other
         ended = [process.exitcode for process in ranks]
         assert ended == list(ends), [log.read_text()[-4000:] for log in logs]
     finally:

@@ -285,7 +285,7 @@ def run_jobs(jobs, root):
         for process in ranks:
             process.start()
         for process in ranks:
-            process.join(TIMEOUT_S)
+            process.join(2 * TIMEOUT_S)  # for many jobs, one after the other
         ends = [process.exitcode for process in ranks]
         assert ends == [0] * len(ranks), [log.read_text()[-4000:] for log in logs]
     finally:

@@ -17,7 +17,7 @@ from tests.ports import free_port
 from tests.stages.forks import FORKS
 from tests.waiting import TIMEOUT_S, until
 
-WORLD, COLLECTIVE_S, SLOW_S = 2, 2.0, 5.0
+WORLD, COLLECTIVE_S, LOOK_S, SLOW_S = 2, 6.0, 1.5, 9.0
 
 
 def go_through(share, root):
@@ -40,7 +40,7 @@ def go_through(share, root):
 
 def one_rank(share, root, rank, port):
     torch.set_num_threads(1)
-    heartbeats.BEAT_S, heartbeats.LOOK_S = 0.1, 0.5
+    heartbeats.BEAT_S, heartbeats.LOOK_S = 0.1, LOOK_S
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     how = {"rank": rank, "world": WORLD, "collective_seconds": COLLECTIVE_S}

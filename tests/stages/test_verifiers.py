@@ -26,7 +26,7 @@ from stages.environments.loading import find
 from stages.environments.spoken import Sampled
 from stages.environments.verifiers_process import Order
 from tests.stages.test_environments import ROLLOUT, playing
-from tests.waiting import must_not_wait, until
+from tests.waiting import TIMEOUT_S, must_not_wait, until
 
 __all__ = ["playing"]
 
@@ -265,9 +265,9 @@ def test_a_process_that_ends_is_replaced_and_its_episodes_are_played_again(folde
 def test_one_that_blocks_the_process_is_late_and_ends_it(folder):
     with closing(Episodes(folder)) as episodes:
         episodes.begin(row(turns=1))
+        assert episodes.begin(row(does="block")) == [Observation()]
         # It has imported everything: from here on a second is long.
         episodes.asking._params = EpisodeParams(answer_timeout=2)
-        assert episodes.begin(row(does="block")) == [Observation()]
         assert "no answer within" in str(episodes.say("a")[0])
         episodes.asking._params = EpisodeParams(answer_timeout=150, retries=1)
         assert episodes.begin(row(turns=1)) == [Observation()]
@@ -277,7 +277,7 @@ def test_one_that_blocks_the_process_is_late_and_ends_it(folder):
 HASTY = """
 from stages.environments import verifiers_process
 
-verifiers_process.LETS_GO_S = 0.5
+verifiers_process.LETS_GO_S = 3.0
 """
 
 
@@ -286,13 +286,13 @@ def test_one_that_lets_go_leaves_the_others_of_its_lane_alone(folder, monkeypatc
 
     And with the stage ends all that the environment has started.
     """
-    monkeypatch.setattr(verifiers_process, "LETS_GO_S", 0.5)
+    monkeypatch.setattr(verifiers_process, "LETS_GO_S", 3.0)
     (folder / "hasty.py").write_text(MODULE + HASTY)
     with closing(Episodes(folder, module="hasty", processes=1)) as episodes:
         episodes.begin(row(name="7"), row(name="8"))
         left, stays = episodes.seats
         episodes.asking.leave([left])
-        time.sleep(2)
+        time.sleep(4)
         episodes.seats = [stays]
         assert episodes.say("four") == [Observation("4+8=")]
         episodes.asking.leave([stays])
@@ -324,7 +324,7 @@ def test_the_process_ends_with_a_stage_that_is_killed_and_so_does_what_it_has_st
         [process] = psutil.Process(stage.pid).children()
         stage.send_signal(signal.SIGKILL)
         until(lambda: not process.is_running(), "the process has ended")
-        daemon.wait(30)  # which was to end before it
+        daemon.wait(TIMEOUT_S)  # which was to end before it
 
 
 def test_prompts_are_the_rows_of_its_dataset_with_its_tools(folder, capsys):
