@@ -296,7 +296,7 @@ def _about_fused_steps(params: "Params") -> Iterator[str]:
         )
     if params.lora.rank and params.lora.save is LoraSave.MERGED:
         yield (
-            "lora.save merged makes a fresh adapter at each iteration, and steps in one process "
+            "lora.save merged makes a fresh adapter at each iteration, and steps in one job "
             "(rl.online) go on with theirs: set lora.save to adapter"
         )
 

@@ -72,7 +72,7 @@ class Start(Section):
 
 
 class Fused(Start):
-    """A policy that is made by steps in one process."""
+    """A policy that is made by steps in one job."""
 
     steps: int = Field(ge=1)
     """Steps of rollout, score and policy update."""

@@ -13,7 +13,7 @@ import asyncio
 import inspect
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -33,8 +33,8 @@ from stages.redaction import redact
 from stages.rewards.isolated import Hung
 
 GIVE_UP_S = 5.0
-"""For environments that have failed, and `async` methods that are given up, to let go of what they
-have."""
+"""For environments that have failed, or whose stage ends early, and `async` methods that are given
+up, to let go of what they have."""
 
 
 @dataclass
@@ -102,14 +102,20 @@ class Asking:
         if left:
             _kept(self._leaving, self._submit(_all(left)))
 
-    def close(self) -> None:
-        """Give up what is still asked, and wait for those that are being left."""
+    def close(self, patience: float | None = None) -> None:
+        """Give up what is still asked, and wait for those that are being left.
+
+        `patience`: seconds that these have together; None: each as long as an answer may take.
+        """
         if self._loop is None or self._thread is None:
             return
         for asked in list(self._asked):
             asked.cancel()
-        for leaving in list(self._leaving):
+        left, late = wait(list(self._leaving), patience)
+        for leaving in left:
             leaving.result()
+        for leaving in late:
+            leaving.cancel()
         self._submit(_cancel_others()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -202,8 +208,9 @@ class Asking:
         async with self._turn(seat):
             environment, seat.environment = seat.environment, None
             if environment is not None and type(environment).close is not Environment.close:
-                with suppress(NoAnswer):
-                    await self._in_time(seat, environment.close)
+                # Whatever is left of the episode's time: nothing more is asked in it.
+                with suppress(NoAnswer, _Late):
+                    await _called(seat.lane, self._params.answer_timeout, environment.close)
 
     def _give_up(self, seat: Seat) -> None:
         """Another environment is to take its place; nobody waits until it is closed."""

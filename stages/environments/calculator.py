@@ -4,7 +4,8 @@ A turn that ends with a call is answered with its result, or with `error` where 
 computed. Any other turn is the policy's answer and ends the episode: 1 where it equals the row's
 `answer`, else 0.
 
-Numbers are whole or decimal, operations + - * / and parentheses. The result has at most 12 digits,
+Numbers are whole or decimal, operations + - * / and parentheses; of these a policy's call has none
+inside, since the first that closes ends its turn. The result has at most 12 digits,
 exact or rounded, and no trailing zeros; one that is longer before its point is an `error`, as on a
 pocket calculator, so that no expression makes an observation that is too long.
 """

@@ -11,12 +11,12 @@ environment.
 import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from stages.context import Context, StageError
+from stages.context import Context, ShareDone, StageError
 from stages.contracts.episodes import EpisodeParams, FailedEpisode, LongObservation
 from stages.data.finite import sample_name
 from stages.data.seeds import stable_hash
@@ -24,7 +24,7 @@ from stages.data.tokenizer import Decoder
 from stages.engines.generation.generator import Completion, Request
 from stages.engines.generation.interleaved import Turns
 from stages.engines.generation.sampling import Play
-from stages.environments.asking import Asking, Seat
+from stages.environments.asking import GIVE_UP_S, Asking, Seat
 from stages.environments.environment import NoAnswer, Observation
 from stages.environments.episode import Episode
 from stages.environments.record import NO_RECORD, Record, answers_of
@@ -77,12 +77,21 @@ def open_arena(
     record.read()
     decoder = Decoder(policy)
     asked = limits.environment, folder, record, decoder.known_text
-    with closing(Asking(params, *asked)) as asking:
+    asking = Asking(params, *asked)
+    # A stage that stops is given little time, and one that fails has nothing to wait for.
+    patience: float | None = GIVE_UP_S
+    try:
         markers = params.cut_marker, params.elided_marker
         turns = read_turns(policy, asking.kind.role, asking.kind.stops, *markers)
         if params.long_observation is LongObservation.CUT:
             turns.check_room(limits.max_observation_tokens)
         yield Arena(limits, params, turns, decoder, run_seed, asking)
+        patience = None
+    except ShareDone:
+        patience = None
+        raise
+    finally:
+        asking.close(patience)
 
 
 def longest_sequence(

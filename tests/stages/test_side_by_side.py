@@ -227,6 +227,24 @@ class HangsOnce(Flaky):
         time.sleep(FOR_EVER_S)
 
 
+class ClosesLate(Echo):
+    """Some have been left, and do not let go, when others are asked and do not answer."""
+
+    lock = threading.Lock()
+    asked = 0
+
+    def step(self, action):
+        with self.lock:
+            ClosesLate.asked += 1
+            if self.asked == 1:
+                return Observation(done=True)
+        mark("asked")
+        time.sleep(FOR_EVER_S)
+
+    def close(self):
+        time.sleep(FOR_EVER_S)
+
+
 class Exits(Echo):
     async def step(self, action):
         raise SystemExit("goodbye")
@@ -402,9 +420,13 @@ def test_a_turn_has_a_limit_of_its_own(case):
 
 
 @must_not_wait
-@pytest.mark.parametrize("name", ["Never", "NeverAsync"])
-def test_a_job_is_stopped_while_all_wait(case, name):
-    run = case(name, episodes={"answer_timeout": 4000.0})
+@pytest.mark.parametrize(
+    ("name", "processes"),
+    [("Never", 0), ("NeverAsync", 0), ("Never", 1), ("ClosesLate", 0), ("ClosesLate", 1)],
+)
+def test_a_job_is_stopped_while_all_wait(case, name, processes):
+    """Nor does it wait for those that do not let go of what they have."""
+    run = case(name, episodes={"answer_timeout": 4000.0, "processes": processes})
     bound, (inputs, outs) = bind(ROLLOUT, run.params), run.paths(ROLLOUT)
     ctx = run.context(ROLLOUT)
 
@@ -480,6 +502,72 @@ class Closes(Environment):
     def close(self):
         self.note("closed")
 '''
+
+
+FAILS = """
+import time
+from pathlib import Path
+
+from stages.environments.environment import Environment
+
+
+class Fails(Environment):
+    def reset(self, row, seed):
+        with open(Path(__file__).with_name("tried"), "a") as tried:
+            tried.write(f"{time.monotonic()}\\n")
+        raise ConnectionError("no route")
+
+    def step(self, action):
+        raise AssertionError
+"""
+
+
+def test_each_retry_comes_after_twice_the_pause_of_the_one_before(tmp_path):
+    (tmp_path / "own.py").write_text(FAILS)
+    with closing(Asking(EpisodeParams(retries=2, backoff=0.3), "own:Fails", tmp_path)) as asking:
+        [answer] = asking.begin([asking.seat({"prompt": "", "extra": {}}, 0)]).result()
+    assert "no route" in str(answer)
+    first, second, third = map(float, (tmp_path / "tried").read_text().split())
+    assert second - first >= 0.3
+    assert third - second >= 0.6
+
+
+TAKES_TIME = '''
+import asyncio
+import time
+from pathlib import Path
+
+from stages.environments.environment import Environment, Observation
+
+
+class TakesTime(Environment):
+    """Answers in nearly all of its episode's time; then closes."""
+
+    def reset(self, row, seed):
+        pass
+
+    def step(self, action):
+        time.sleep(1.8)
+        return Observation(done=True)
+
+    async def close(self):
+        await asyncio.sleep(0.5)
+        Path(__file__).with_name("closed").touch()
+'''
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_closing_takes_nothing_of_the_time_that_answers_have(tmp_path, processes):
+    """A process of theirs would be ended for it, with the episodes of others."""
+    (tmp_path / "own.py").write_text(TAKES_TIME)
+    params = EpisodeParams(timeout=2.2, processes=processes)
+    with closing(Asking(params, "own:TakesTime", tmp_path)) as asking:
+        seats = [asking.seat({"prompt": "", "extra": {}}, 0)]
+        asking.begin(seats).result()
+        [answer] = asking.step(seats, ["1"]).result()
+        asking.leave(seats)
+    assert not isinstance(answer, NoAnswer), answer
+    assert (tmp_path / "closed").exists()
 
 
 @pytest.mark.parametrize("processes", [0, 1])
