@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from pipelines.base.errors import LockstepError
 from pipelines.config.notify import Notify
+from pipelines.config.preflight import SIZE, Preflight
 from pipelines.config.slurm_flags import Flags, Line, StepFlag, Words
 from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
@@ -61,7 +62,7 @@ class Resources(Section):
     """CPU cores, and so threads, per process (--cpus-per-task)."""
     memory: Line | None = None
     """Memory per node, such as 64G (--mem)."""
-    gpu_memory: str | None = Field(default=None, pattern=r"^\d+[KMGTkmgt]?[Bb]?$")
+    gpu_memory: str | None = Field(default=None, pattern=SIZE)
     """Memory of one GPU, such as 80G; without it, no stage is refused for it (no flag)."""
     memory_check: MemoryCheck = Field(default=MemoryCheck.REFUSE, strict=False)
     """What to do with a stage that needs more memory than it is given: refuse, warn or off."""
@@ -131,6 +132,8 @@ class Resources(Section):
     """Seconds between checkpoints: the most work that a kill can lose (no flag)."""
     collective_seconds: float = Field(default=600.0, gt=0)
     """Timeout of collectives: seconds that ranks wait for one before ending the job (no flag)."""
+    preflight: Preflight = Preflight()
+    """What is checked of the nodes before a stage begins; see below."""
 
 
 def bytes_of(memory: str | None) -> int:
@@ -211,7 +214,11 @@ class Profile(Section):
         if override is None:
             return self.defaults
         changed: dict[str, Any] = override.model_dump(exclude_unset=True)  # type: ignore[attr-defined]
-        return Resources.model_validate({**self.defaults.model_dump(), **changed})
+        own = self.defaults.model_dump()
+        if "preflight" in changed:
+            # A section of its own: what the stage does not name there is as in the defaults.
+            changed["preflight"] = {**own["preflight"], **changed["preflight"]}
+        return Resources.model_validate({**own, **changed})
 
 
 def load_profile(root: Path, name: str) -> Profile:

@@ -15,6 +15,7 @@ from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 from pydantic.fields import FieldInfo
 
 from pipelines.config.notify import Email, Notify
+from pipelines.config.preflight import Preflight
 from pipelines.config.profiles import Profile, Resources
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
@@ -63,6 +64,7 @@ def _kinds() -> list[str]:
 def profiles_reference() -> str:
     """The page about slurm_profiles/."""
     nested = {k: v for k, v in Profile.model_fields.items() if k not in ("defaults", "stages")}
+    plain = {k: v for k, v in Resources.model_fields.items() if _section(v) is None}
     return "\n".join(
         [
             "# slurm_profiles/NAME.yaml",
@@ -81,7 +83,12 @@ def profiles_reference() -> str:
             "## defaults, and stages.NAME\n",
             "`defaults` applies to every stage; `stages.sft`, for example, overrides it for sft.\n"
             "In parentheses: the `#SBATCH` flag that the field becomes.\n",
-            _table(Resources, Resources.model_fields),
+            _table(Resources, plain),
+            "### preflight\n",
+            "In `defaults`, or in `stages.NAME` for the keys that differ there. What is checked of "
+            "the nodes of\na job on Slurm before its stage begins "
+            "([guide](slurm.md#bad-nodes)); without Slurm, nothing is.\n",
+            _table(Preflight, Preflight.model_fields),
         ]
     )
 

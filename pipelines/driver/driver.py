@@ -23,6 +23,7 @@ from pipelines.driver.session_watch import SessionWatch
 from pipelines.ledger.entry import Attempt, Entry
 from pipelines.ledger.invocation import Invocation, dvc_ancestor
 from pipelines.ledger.launch import Launch
+from pipelines.ledger.preflight import BadNode
 from pipelines.ledger.publish import publish
 from pipelines.ledger.record import Record
 from pipelines.ledger.reports import Result
@@ -77,7 +78,7 @@ class Driver:
             elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
                 self._say("found finished; `lockstep record` has DVC record it")
             else:
-                self._submit(0, Interrupts())
+                self._submit(0, (), Interrupts())
 
     def run(self) -> None:
         """Publish the entry's outputs, or raise with what went wrong and what to do."""
@@ -99,13 +100,13 @@ class Driver:
             self._say("found finished; publishing")
             return
         start_shipper(self.repository)
-        restarts = 0
+        restarts, bad = 0, tuple[BadNode, ...]()
         while True:
             if self._state().alive:
                 attempt = self.entry.attempts()[-1]
                 self._say(f"its job still runs; waiting for it (log: {attempt.folder})")
             else:
-                attempt = self._submit(restarts, interrupts)
+                attempt = self._submit(restarts, bad, interrupts)
             self._wait(attempt, interrupts)
             if self.entry.state() is State.COMPLETED:
                 return
@@ -114,17 +115,23 @@ class Driver:
                 self._say(f"{who} before its job was there; submitting it now")
                 continue
             outcome = self._outcome(attempt)
-            restarts = attempt.launched.restarts_before + attempt.restarts + 1
+            bad = attempt.bad_nodes
+            restarts = attempt.launched.restarts_before + attempt.restarts
+            if outcome.elsewhere:
+                self._say_bad_nodes(attempt)
+                self._say("going on in a new job")
+                continue
+            restarts += 1
             most = self.launch.resources.requeues
             if not (outcome.try_again and restarts <= most):
                 self._give_up(attempt, outcome)
             self._say(f"{outcome.what}; going on in a new job (restart {restarts} of {most})")
 
-    def _submit(self, restarts: int, interrupts: Interrupts) -> Attempt:
+    def _submit(self, restarts: int, bad: tuple[BadNode, ...], interrupts: Interrupts) -> Attempt:
         """The worker reads launch.json, so it comes before the job; the job's id comes after."""
         for earlier in self.entry.attempts():
             self._end_earlier(earlier)
-        launch = replace(self.launch, time=time.time(), restarts_before=restarts)
+        launch = replace(self.launch, time=time.time(), restarts_before=restarts, excluded=bad)
         session = serving(self.repository, self.entry.spec.name, launch, self._say)
         if session is not None:
             launch = replace(launch, executor=ExecutorKind.SESSION, session=session.folder)
@@ -311,6 +318,7 @@ class Driver:
         if not executor.leaves_jobs(attempt):
             return
         self._say_once("trouble", executor.trouble(), "Slurm does not answer ({}); waiting for it")
+        self._say_bad_nodes(attempt)
         reason = why_it_waits(attempt)
         worker = attempt.worker
         restart = worker.restart if worker else 0
@@ -323,6 +331,10 @@ class Driver:
         elif state is State.SUSPENDED:
             what = f"suspended by Slurm; `scontrol resume {attempt.job}` has it go on"
             self._say_once("place", (restart, "suspended"), what)
+
+    def _say_bad_nodes(self, attempt: Attempt) -> None:
+        for bad in attempt.bad_nodes:
+            self._say_once(f"bad {bad.node}", bad, "bad node {}; it is left out")
 
     def _say_once(self, topic: str, value: Any, text: str) -> None:
         if value != self.announced.get(topic):

@@ -6,6 +6,7 @@
         attempts/001/                   one submission: logs, launch.json, worker.json, result.json
             tasks/                      a report of each process of a job on Slurm
             usage/                      what each process took so far
+            preflight/                  what the ranks found out about their nodes
             scheduler.json              what Slurm last said about it
         scratch/                        what the stage needs to go on, over all attempts
         metrics.jsonl progress.json tables/       what the stage says, over all attempts
@@ -36,6 +37,7 @@ from pipelines.config.profiles import ExecutorKind
 from pipelines.identity.spec import Spec
 from pipelines.ledger import files, mailbox
 from pipelines.ledger.launch import Launch
+from pipelines.ledger.preflight import BadNode, bad_nodes_of, each_once
 from pipelines.ledger.record import Origin, Record
 from pipelines.ledger.reports import Result, TaskReport, Worker
 from pipelines.ledger.scheduler_view import SchedulerView
@@ -118,6 +120,14 @@ class Attempt:
     def restarts(self) -> int:
         """How often Slurm has started the job again."""
         return max((task.restart for task in self.tasks), default=0)
+
+    @property
+    def bad_nodes(self) -> tuple[BadNode, ...]:
+        """Those that it has been told of, and those that it has found (in a session, that has)."""
+        launch, session = self.launch, self.session
+        told = launch.excluded if launch else ()
+        found = bad_nodes_of(session.folder) if session else ()
+        return each_once((*told, *bad_nodes_of(self.folder), *found))
 
     @property
     def on_slurm(self) -> bool:

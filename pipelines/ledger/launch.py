@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pipelines.base.processes import ProcessMark
 from pipelines.config.profiles import ExecutorKind, Resources
 from pipelines.ledger.invocation import Invocation
+from pipelines.ledger.preflight import BadNode
 
 _GPUS = re.compile(r"(?:gres/)?gpu(?::[^:,()]*[^:,()\d][^:,()]*)?(?::(\d+))?(?:\(.*\))?")
 """One word of `gres`: gpu, gpu:2, gpu:h200:8."""
@@ -42,6 +43,8 @@ class Launch:
     """For a report: the stages before it, with the hashes of their outputs."""
     restarts_before: int = 0
     """How often Slurm has restarted the jobs of earlier attempts."""
+    excluded: tuple[BadNode, ...] = ()
+    """Nodes that earlier attempts of the same command found to be bad."""
     prepared: bool = False
     """Whether a dry run has written it down, and nobody may ever submit it."""
     submitter: ProcessMark | None = None

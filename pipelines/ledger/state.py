@@ -46,3 +46,5 @@ class TaskState(StrEnum):
     STOPPED = "stopped"
     """It saved and ended because Slurm wanted it to; the job is to go on later."""
     LOST_A_RANK = "lost a rank"
+    BAD_NODE = "bad node"
+    """It found before the stage began that the job should go on elsewhere."""

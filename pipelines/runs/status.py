@@ -20,6 +20,7 @@ from pipelines.dvc_repo.plan import current_plan
 from pipelines.dvc_repo.queue import QueuedExperiment
 from pipelines.ledger.costs import Cost
 from pipelines.ledger.entry import Attempt, Entry, Ledger
+from pipelines.ledger.preflight import BadNode
 from pipelines.ledger.state import PAUSED, State
 from pipelines.runs.cost_table import hours
 from pipelines.runs.current_jobs import CurrentJobs, StageJob
@@ -70,6 +71,8 @@ class StageStatus:
     mlflow_url: str | None = None
     log: str | None = None
     warnings: tuple[Symptom, ...] = ()
+    bad_nodes: tuple[BadNode, ...] = ()
+    """Nodes that its job leaves out, as they were found to be bad."""
     cost: Cost | None = None
     """What all attempts of its job took, where that was asked for."""
 
@@ -191,6 +194,7 @@ def _of_attempt(stage: str, attempt: Attempt, state: State) -> StageStatus:
         nodes=", ".join(hosts) or None,
         gpus=launch.gpus_per_job,
         log=str(attempt.folder),
+        bad_nodes=attempt.bad_nodes,
     )
 
 
@@ -226,6 +230,7 @@ def render(statuses: list[StageStatus]) -> str:
     states = (State.QUEUED, State.STARTING, *AT_WORK, State.FAILED, State.DIED)
     for status in statuses:
         if status.state in states:
+            lines += [f"{status.stage}: left out bad node {bad}" for bad in status.bad_nodes]
             lines.append(f"{status.stage}: log {status.log}")
             if status.mlflow_url or status.mlflow_run:
                 lines.append(f"{status.stage}: MLflow {status.mlflow_url or status.mlflow_run}")

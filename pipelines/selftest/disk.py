@@ -14,11 +14,10 @@ from statistics import median
 from typing import Any, Protocol
 
 from pipelines.base import atomic
+from pipelines.base.disk_speed import PIECE, free_bytes, write_speed
 from pipelines.base.errors import LockstepError
 from pipelines.base.locks import hold_lock
 
-PIECE = bytes(range(256)) * (1 << 15)
-"""8 MiB."""
 MOST_PIECES = 128
 SECONDS = 1.0
 """For how long a node writes, or reads."""
@@ -71,12 +70,11 @@ def measure(ranks: Meeting, node: str, folder: Path) -> dict[str, Any]:
     nodes.meet()
     if nodes.me is None:
         return {}
-    disk = os.statvfs(folder)
     return {
         **found,
         "folder": str(folder),
         "sync_s": _sync_seconds(folder / f"sync-{nodes.me}"),
-        "free_bytes": disk.f_bavail * disk.f_frsize,
+        "free_bytes": free_bytes(folder),
     }
 
 
@@ -88,7 +86,7 @@ def _rates(nodes: Nodes, folder: Path) -> dict[str, float]:
     of_another = folder / f"data-{((me or 0) + 1) % count}"
     rates: dict[str, float] = {}
     steps: dict[str, Callable[[], float]] = {
-        "write": lambda: _write(mine, seconds),
+        "write": lambda: write_speed(mine, seconds, MOST_PIECES),
         "read": lambda: _read(of_another, seconds),
     }
     for name, step in steps.items():
@@ -103,16 +101,6 @@ def _rates(nodes: Nodes, folder: Path) -> dict[str, float]:
     if me is not None:
         mine.unlink()
     return rates
-
-
-def _write(path: Path, seconds: float) -> float:
-    started, pieces = time.monotonic(), 0
-    with path.open("wb", buffering=0) as file:
-        while pieces < MOST_PIECES and (not pieces or time.monotonic() - started < seconds):
-            file.write(PIECE)
-            os.fdatasync(file.fileno())
-            pieces += 1
-    return pieces * len(PIECE) / (time.monotonic() - started) / 1e9
 
 
 def _read(path: Path, seconds: float) -> float:

@@ -272,8 +272,8 @@ def _measure(job: Job, check: Check, started: float) -> int:
     values: dict[str, Any] = {}
     try:
         if check.together:
-            with among_ranks(job.task, replace(ctx, collective_seconds=MEET_S)) as meet_all:
-                meet_all()
+            with among_ranks(job.task, replace(ctx, collective_seconds=MEET_S)) as others:
+                others.meet()
             with join(ctx) as ranks:
                 values = check.measure(job, ctx, ranks)
         else:

@@ -32,6 +32,8 @@ class Outcome:
     advice: str
     try_again: bool = False
     """Whether the stage goes on by itself in a new job, as far as `requeues` allows."""
+    elsewhere: bool = False
+    """Whether it does so without nodes that are bad: it had not begun, so no restart is counted."""
     log: str | None = None
     """How the name of the log begins that shows it."""
 
@@ -42,6 +44,9 @@ def outcome_of(attempt: Attempt) -> Outcome:
     failed = [task for task in tasks if task.state is State.FAILED]
     if failed:
         return _of_exception(min(failed, key=lambda task: task.time))
+    if off := [task for task in tasks if _left_a_bad_node(attempt, task)]:
+        first = min(off, key=lambda task: task.time)
+        return Outcome(str(first.error), _GO_ON, try_again=True, elsewhere=True, log=first.log)
     bad = [job for job in attempt.scheduler.jobs.values() if job.state != "COMPLETED"]
     # Of several, those that were ended because of another one say nothing.
     bad.sort(key=lambda job: job.state == "CANCELLED")
@@ -75,6 +80,12 @@ def outcome_here(attempt: Attempt) -> Outcome:
     if full := no_room(attempt):
         return Outcome(full, _MAKE_ROOM)
     return Outcome("its process exited without reporting a result: killed, or out of memory?", _FIX)
+
+
+def _left_a_bad_node(attempt: Attempt, task: TaskReport) -> bool:
+    """And its job ended by that: one that Slurm has put back since may have been cancelled."""
+    job = attempt.scheduler.jobs.get(task.job or "")
+    return task.state is TaskState.BAD_NODE and job is not None and job.state == "FAILED"
 
 
 def _of_exception(task: TaskReport) -> Outcome:

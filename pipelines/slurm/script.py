@@ -19,7 +19,12 @@ from pipelines.ledger.entry import FAILURE_PREFIX
 COMMENT_PREFIX = "lockstep:"
 NAME_PREFIX = "lockstep-"
 REQUEUE_MARK = "requeue."
-"""A file of the attempt; the job's number follows, `7` or `7_0`, and which start of it left it."""
+"""A file of the attempt; the job's number follows, `7` or `7_0`, and which start of it left it.
+
+It holds what the job must have for --exclude from then on, if its nodes were found to be bad.
+"""
+BAD_NODE_STATUS = 75
+"""The exit status of a process whose node is bad, or that of another rank."""
 
 REQUEUE_AGAIN_S = 5
 """Between two tries to put a job back into the queue."""
@@ -172,6 +177,7 @@ def _after(batch: Batch) -> list[str]:
         # SLURM_JOB_ID alone would stand for the whole array in one of its tasks.
         "job=${SLURM_ARRAY_TASK_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}",
         f"if [ -e {mark} ]; then",
+        f"  exclude=$(cat {mark})",
         f"  rm -f {mark}",
         # The controller may be away for a moment: ask again before the job is given up.
         "  for try in 1 2 3 4 5; do",
@@ -180,8 +186,16 @@ def _after(batch: Batch) -> list[str]:
         "  done",
         # A job that was cancelled is no longer RUNNING, and must not come back.
         '  if [ "$state" = RUNNING ]; then',
+        *(_spare_the_others() if batch.shards is not None else ()),
         "    for try in 1 2 3 4 5; do",
-        '      scontrol requeue "$job" && sleep 120 && break',
+        '      if scontrol requeue "$job"; then',
+        # By now Slurm ends this script, by a SIGTERM that must not come between; and as long as it
+        # has not ended, the job is not started again.
+        '        [ -z "$exclude" ] ||',
+        '          (trap \'\' TERM; scontrol update JobId="$job" ExcNodeList="$exclude")',
+        "        sleep 120",
+        "        break",
+        "      fi",
         f"      sleep {REQUEUE_AGAIN_S}",
         "    done",
         "  fi",
@@ -189,6 +203,17 @@ def _after(batch: Batch) -> list[str]:
         "fi",
         *(_end_the_others(batch) if batch.shards is not None else ()),
         "exit $status",
+    ]
+
+
+def _spare_the_others() -> list[str]:
+    """A bad node is free again at once: it would get one waiting task of the array after another.
+
+    Those that run cannot be changed, which Slurm says, and which does not matter.
+    """
+    return [
+        '    [ -z "$exclude" ] ||',
+        '      scontrol update JobId="$SLURM_ARRAY_JOB_ID" ExcNodeList="$exclude"',
     ]
 
 

@@ -31,6 +31,7 @@ _ENDS = {
     State.CANCELLED: End.STOPPED,
     State.FAILED: End.FAILED,
     TaskState.LOST_A_RANK: End.KILLED,
+    TaskState.BAD_NODE: End.KILLED,
 }
 _WORST_FIRST = (End.FAILED, End.RUNS, End.STOPPED, End.KILLED, End.DONE)
 """Of the processes of one job: which of their ends is the job's."""

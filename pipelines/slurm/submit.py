@@ -12,8 +12,10 @@ from typing import Any
 
 from pipelines.base.errors import LockstepError
 from pipelines.base.redact import redact
+from pipelines.config.profiles import Resources
 from pipelines.ledger.entry import Entry
 from pipelines.ledger.launch import Launch
+from pipelines.ledger.preflight import exclude_flag
 from pipelines.ledger.state import State, TaskState
 from pipelines.slurm.queue import SlurmSilent, max_array_size, my_jobs
 from pipelines.slurm.scheduler import Scheduler
@@ -53,7 +55,7 @@ def slurm_batches(
     whole = Batch(
         stage=stage,
         folder=folder,
-        resources=launch.resources,
+        resources=_excluding(launch),
         token=token,
         code=launch.code,
         root=launch.clone,
@@ -81,6 +83,12 @@ def slurm_batches(
         )
         for place, (number, chunk) in enumerate(chunks.items())
     ]
+
+
+def _excluding(launch: Launch) -> Resources:
+    """The profile's resources, without the nodes that turned out to be bad."""
+    excluded = exclude_flag(launch.resources.exclude, launch.excluded)
+    return launch.resources.model_copy(update={"exclude": excluded})
 
 
 def submit_batches(
@@ -130,8 +138,9 @@ def submit_batch(batch: Batch, *, known: Sequence[str] = (), pause: Pause) -> st
             answer = redact(str(error).strip())
         gives_up = not _PASSING.search(answer) or time.monotonic() > deadline
         if gives_up and not _FULL.search(answer):
+            without = f", without {left_out}" if (left_out := batch.resources.exclude) else ""
             raise LockstepError(
-                f"{batch.stage}: sbatch refused the job: {answer}\n"
+                f"{batch.stage}: sbatch refused the job{without}: {answer}\n"
                 "see partition, account, qos, time_minutes and the like in the profile, and "
                 "`sinfo`; `--dry-run` shows the script"
             )

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipelines.base import atomic
@@ -24,16 +25,38 @@ POLL_S = 0.3
 _PLACE = "rendezvous.json"
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """This rank on its way to the others; without others, it is there already."""
+
+    task: Task
+    should_stop: Callable[[], bool]
+    folder: Path | None = None
+    heartbeats: Heartbeats | None = None
+
+    def meet(self, name: str = "") -> None:
+        """Wait until all have come so far; ranks that meet again do so in a folder of a name.
+
+        Each time torch.distributed gets a place of its own in the environment.
+        """
+        if self.folder is None:
+            return
+        assert self.heartbeats is not None
+        place = self.folder / name
+        place.mkdir(exist_ok=True)
+        os.environ.update(meet(self.task, place, self.heartbeats, self.should_stop))
+
+
 @contextmanager
-def among_ranks(task: Task, context: Context) -> Iterator[Callable[[], None]]:
-    """Around what comes before the stage; yields what waits until all ranks have come so far."""
+def among_ranks(task: Task, context: Context) -> Iterator[Gathering]:
+    """Around what comes before the stage."""
     if task.world == 1:
-        yield lambda: None
+        yield Gathering(task, context.should_stop)
         return
     folder = context.heartbeats
     assert folder is not None
     with with_heartbeats(task, folder, context.collective_seconds) as heartbeats:
-        yield lambda: os.environ.update(meet(task, folder, heartbeats, context.should_stop))
+        yield Gathering(task, context.should_stop, folder, heartbeats)
 
 
 @contextmanager

@@ -29,14 +29,19 @@ from pipelines.base.imports import uncollected
 from pipelines.base.processes import end_processes
 from pipelines.base.redact import RedactedStream
 from pipelines.base.redacted_log import close_to_others, open_log, output_put_back
-from pipelines.config.profiles import Resources, bytes_of
+from pipelines.config.profiles import ExecutorKind, Resources, bytes_of
 from pipelines.ledger import mailbox
 from pipelines.ledger.entry import Attempt
 from pipelines.ledger.reports import Worker
 from pipelines.ledger.state import State
+from pipelines.ledger.task import Task, find_task
 from pipelines.slurm.signals import SlurmWarning
+from pipelines.worker.preflight import BadNodes, check_node_of_session
+from pipelines.worker.rendezvous import Gathering
 from pipelines.worker.session import BEAT_S, HOST_MODULE, Heartbeat, Session
 from pipelines.worker.worker import run_attempt
+from stages.context import Stopped
+from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
 from stages.engines.models import resident
 from stages.engines.processes import clean_slate, determinism
@@ -64,6 +69,21 @@ class Host:
         self._deadline = time.monotonic() + 60.0 * minutes - max(time.time() - started, 0.0)
         self._lock = _hold(session.folder / "alive")
         warning.answer(lambda: self._end("Slurm, or whoever has its process, told it to end"))
+
+    def bad_node(self) -> str | None:
+        """Why its node is one that it should not be on, if it is."""
+        if self.served or self.launch.executor is not ExecutorKind.SLURM:
+            return None
+        self.doing = "checking its node"
+        others = Gathering(Task(), lambda: self.ending is not None)
+        try:
+            task = find_task(Processes.ONE, 1)
+            check_node_of_session(self.session.folder, self.launch, task, others)
+        except BadNodes as error:
+            return str(error)
+        except Stopped:
+            return self.ending
+        return None
 
     def serve(self) -> str:
         """Run what is posted until there is a reason to end, which is returned."""
@@ -229,7 +249,7 @@ def main() -> int:
         me = Worker(pid=os.getpid(), host=socket.gethostname(), time=time.time())
         session.host.write(me)
     threading.Thread(target=host.watch, name="session-watch", daemon=True).start()
-    why = host.serve()
+    why = host.bad_node() or host.serve()
     print(f"ended: {why}", flush=True)
     session.note_end(why)
     return 0

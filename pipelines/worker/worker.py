@@ -43,12 +43,15 @@ from pipelines.ledger import files, out_hashes
 from pipelines.ledger.entry import FAILURE_PREFIX, METRICS_OUT, Attempt, Entry
 from pipelines.ledger.environments import note_environment
 from pipelines.ledger.launch import Launch
+from pipelines.ledger.preflight import bad_nodes_of
 from pipelines.ledger.reports import Result, TaskReport, Worker
 from pipelines.ledger.state import State, TaskState
 from pipelines.ledger.task import Task, find_task
 from pipelines.slurm import link
 from pipelines.slurm.restarts import refuse_endless_restarts, stop_or_requeue
+from pipelines.slurm.script import BAD_NODE_STATUS
 from pipelines.slurm.signals import SlurmWarning
+from pipelines.worker import preflight
 from pipelines.worker.inputs import check_inputs
 from pipelines.worker.meter import Meter, metered
 from pipelines.worker.rendezvous import among_ranks
@@ -198,7 +201,8 @@ def _run(
         made_by = environment.describe(context, deterministic)
         _add_environment(attempt, made_by)
         refuse_endless_restarts(launch, task)
-        with _on_terminate(_stop_at_once, task, warning), among_ranks(task, context) as meet_all:
+        with _on_terminate(_stop_at_once, task, warning), among_ranks(task, context) as others:
+            preflight.check_own_node(attempt, task, others)
             if deterministic:
                 determinism.before_import()
             with uncollected():
@@ -209,9 +213,10 @@ def _run(
             _add_environment(attempt, made_by)
             if task.leads:
                 note_environment(attempt, task, made_by)
+            preflight.check_links(attempt, task, others, context.device)
             if task.reads_for_its_node:
                 check_inputs(spec, launch.root, context.should_stop)
-            meet_all()
+            others.meet()
         hashes = {launch.root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
         with _on_terminate(context.request_stop, task, warning), resident.among(hashes):
             meter.stage_begins()
@@ -219,8 +224,15 @@ def _run(
         result = Result(state=State.COMPLETED, outs=outs, metrics=metrics)
     except ShareDone:
         result = Result(state=TaskState.DONE)
+    except preflight.BadNodes as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        result = preflight.go_elsewhere(attempt, task, error)
     except (Stopped, KeyboardInterrupt):
-        result = stop_or_requeue(attempt, task)
+        if task.world > 1 and bad_nodes_of(attempt.folder, task.restart):
+            # Slurm ends this rank because of another one, which has seen to what comes next.
+            result = Result(state=TaskState.LOST_A_RANK, error="a node of another rank is bad")
+        else:
+            result = stop_or_requeue(attempt, task)
     except RankLost as error:
         # The rank that is gone, or its node, is what failed; Slurm knows how and what comes next.
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -377,7 +389,12 @@ def main() -> int:
         link.pass_on(folder, attempt)
     # A rank that ends with an error has Slurm end the others, so stopping must not look like one.
     fine = (State.COMPLETED, TaskState.DONE, TaskState.STOPPED)
-    return 0 if ended in fine else 1
+    status = 0 if ended in fine else BAD_NODE_STATUS if ended == TaskState.BAD_NODE else 1
+    if preflight.hangs():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -432,7 +432,7 @@ def test_a_disk_that_is_no_shared_one_and_has_no_locks_is_seen_to_be_so(
 def test_other_bytes_than_were_written_are_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk._write(tmp_path / "data", 0.0)
+    disk.write_speed(tmp_path / "data", 0.0, 1)
     monkeypatch.setattr(disk, "PIECE", bytes(len(disk.PIECE)))
     with pytest.raises(LockstepError, match="not what another node wrote"):
         disk._read(tmp_path / "data", 1.0)
