@@ -7,6 +7,9 @@ wants to go on from it, is skipped for the one before it; the last two are kept.
 
 Where several ranks work, all of them call these functions: each writes, and checks, some of the
 files, in the folder that rank 0 sees.
+
+One on a node's own disk (`save_on_node`) is written in its place, and counts once its manifest is
+there. Of a job on several nodes each node has some of the files.
 """
 
 import hashlib
@@ -21,7 +24,7 @@ from typing import Any
 from safetensors import SafetensorError
 from torch import Tensor
 
-from stages.context import StageError
+from stages.context import LocalScratch, StageError
 from stages.engines.models.tensor_files import (
     Fetch,
     Form,
@@ -60,25 +63,15 @@ def save_checkpoint(
     `fetch` gives the tensors that `forms` names; `values` are JSON, and rank 0's.
     """
     scratch = ranks.same(scratch)
-    final = scratch / f"checkpoint-{step:08d}"
-    aside = scratch / f".{final.name}.tmp"
-
-    def begin() -> None:
-        for left in scratch.glob(".checkpoint-*.tmp"):
-            shutil.rmtree(left, ignore_errors=True)
-        aside.mkdir()
+    aside = aside_of(scratch, step)
 
     def end() -> None:
         hashes[VALUES] = _write_synced(aside / VALUES, json.dumps(dict(values)).encode())
         _write_synced(aside / MANIFEST, json.dumps(hashes).encode())
-        sync_path(aside)
-        if final.exists():
-            shutil.rmtree(final)
-        aside.rename(final)
-        sync_path(scratch)
+        put_in_place(scratch, step)
 
     try:
-        ranks.first_does(begin)
+        ranks.first_does(lambda: begin_aside(scratch, step))
         hashes = write_tensor_files(aside, TENSORS, forms, fetch, ranks)
         ranks.first_does(end)
     except OSError:
@@ -86,8 +79,92 @@ def save_checkpoint(
         shutil.rmtree(aside, ignore_errors=True)
         raise
     if not ranks.rank:
-        for old in _newest_first(scratch)[KEPT:]:
-            shutil.rmtree(old)
+        drop_the_oldest(scratch)
+
+
+def begin_aside(scratch: Path, step: int) -> None:
+    """An empty folder for a checkpoint to come; what was half written before goes."""
+    for left in scratch.glob(".checkpoint-*.tmp"):
+        shutil.rmtree(left, ignore_errors=True)
+    aside_of(scratch, step).mkdir()
+
+
+def put_in_place(scratch: Path, step: int) -> None:
+    """All files of a checkpoint are aside, and synced: from now on it is there."""
+    aside, final = aside_of(scratch, step), checkpoint_of(scratch, step)
+    sync_path(aside)
+    if final.exists():
+        shutil.rmtree(final)
+    aside.rename(final)
+    sync_path(scratch)
+
+
+def checkpoint_of(scratch: Path, step: int) -> Path:
+    return scratch / f"checkpoint-{step:08d}"
+
+
+def aside_of(scratch: Path, step: int) -> Path:
+    return scratch / f".{checkpoint_of(scratch, step).name}.tmp"
+
+
+def save_on_node(
+    local: LocalScratch,
+    step: int,
+    forms: Mapping[str, Form],
+    fetch: Fetch,
+    values: Mapping[str, Any],
+    ranks: Ranks = ALONE,
+) -> list[str]:
+    """Write a checkpoint to the node's own disk; the names of the files that this rank wrote.
+
+    Those before it are removed: whoever calls it has them elsewhere. OSError, on all ranks, where
+    one of them could not write; then nothing of it is left.
+    """
+    folder = local.folder
+    final = checkpoint_of(folder, step)
+
+    def begin() -> None:
+        folder.mkdir(exist_ok=True)
+        shutil.rmtree(final, ignore_errors=True)
+        local.make_room(sum(form.nbytes for form in forms.values()) // local.num_nodes)
+
+    def end() -> None:
+        hashes[VALUES] = _write_synced(final / VALUES, json.dumps(dict(values)).encode())
+        aside = final / f".{MANIFEST}"
+        _write_synced(aside, json.dumps(hashes).encode())
+        aside.rename(final / MANIFEST)
+        sync_path(final)
+
+    try:
+        _all_do(begin, ranks)
+        _all_do(lambda: final.mkdir(exist_ok=True), ranks)
+        hashes = write_tensor_files(final, TENSORS, forms, fetch, ranks)
+        own = list(hashes)[ranks.rank :: ranks.world]
+        ranks.first_does(end)
+    except OSError:
+        shutil.rmtree(final, ignore_errors=True)
+        raise
+    for other in set(_newest_first(folder)) - {final}:
+        shutil.rmtree(other, ignore_errors=True)
+    return own
+
+
+def file_names(folder: Path) -> list[str]:
+    """All files of a whole checkpoint, the manifest last."""
+    names = sorted(each.name for each in folder.iterdir() if not each.name.startswith("."))
+    return [*(name for name in names if name != MANIFEST), MANIFEST]
+
+
+def _all_do(do: Callable[[], object], ranks: Ranks) -> None:
+    """What every rank does; OSError on all where one has met one."""
+    error: OSError | None = None
+    try:
+        do()
+    except OSError as own_error:
+        error = own_error
+    for failed in ranks.gather(error and (error.errno, str(error))):
+        if failed:
+            raise error or OSError(*failed)
 
 
 def save_tensors(
@@ -99,11 +176,20 @@ def save_tensors(
 
 
 def load_checkpoint(
-    scratch: Path, fits: Callable[[Checkpoint], bool] = lambda _: True, ranks: Ranks = ALONE
+    scratch: Path,
+    fits: Callable[[Checkpoint], bool] = lambda _: True,
+    ranks: Ranks = ALONE,
+    on_node: Path | None = None,
 ) -> Checkpoint | None:
-    """The newest checkpoint that is whole and that fits, by rank 0's opinion, or None."""
+    """The newest checkpoint that is whole and that fits, by rank 0's opinion, or None.
+
+    Of two of the same step, that `on_node` is read, which is faster.
+    """
     scratch = ranks.same(scratch)
-    for folder in ranks.same(_newest_first(scratch)):
+    local = list(on_node.glob(f"checkpoint-*/{MANIFEST}")) if on_node else []
+    there = [*_newest_first(scratch), *(manifest.parent for manifest in local)]
+    there.sort(key=lambda folder: (folder.name, folder.parent == on_node), reverse=True)
+    for folder in ranks.same(there):
         checkpoint = _read(folder, ranks)
         if all(ranks.gather(checkpoint is not None)):
             assert checkpoint is not None
@@ -119,6 +205,11 @@ def drop_checkpoints_after(scratch: Path, step: int) -> None:
     for folder in _newest_first(scratch):
         if folder.name > f"checkpoint-{step:08d}":
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def drop_the_oldest(scratch: Path) -> None:
+    for old in _newest_first(scratch)[KEPT:]:
+        shutil.rmtree(old)
 
 
 def _read(folder: Path, ranks: Ranks) -> Checkpoint | None:

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,16 @@ class StageError(Exception):
 
 class RankLost(StageError):
     """A rank did not come to where the others wait for it; the message names it."""
+
+
+@dataclass(frozen=True)
+class LocalScratch:
+    """A folder on the node's own disk, at the same path on every node of the job."""
+
+    folder: Path
+    make_room: Callable[[int], None]
+    """Have so many bytes free in it; OSError where that cannot be."""
+    num_nodes: int = 1
 
 
 @dataclass
@@ -89,6 +99,8 @@ class Context:
     shard: int = 0
     """Number of this shard: shards share out a stage's units of work, each on its own."""
     num_shards: int = 1
+    local: LocalScratch | None = None
+    """Where checkpoints are written first; they count once they are in the scratch, too."""
     parts: dict[Path, list[Any]] | None = None
     """Keeps results of units of work in memory, not in the scratch: they end with the process."""
     graph: Sequence[Mapping[str, Any]] = ()

@@ -169,6 +169,10 @@ class Steps:
 
     def take_all(self) -> None:
         """Go on from where the journal is, to the end."""
+        with self.journal:
+            self._take_all()
+
+    def _take_all(self) -> None:
         self.journal.resume()
         self._recall(self.journal.values)
         for step in range(len(self.journal.history) + 1, self.config.steps + 1):

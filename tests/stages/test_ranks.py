@@ -22,7 +22,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from stages.algorithms.loss import Counts, Loss, MetricPart, Per
-from stages.context import Context, ShareDone, StageError, Stopped
+from stages.checkpoint import load_checkpoint
+from stages.context import Context, LocalScratch, ShareDone, StageError, Stopped
 from stages.contracts.lora import ALL_WEIGHTS
 from stages.engines.models import tensor_files
 from stages.engines.models.folders import load_policy
@@ -151,6 +152,8 @@ def rank_fit(folder, rank, world, options):
         heartbeats=Path(options["signs"]),
     )
     ctx.stop_after = mine.pop("stop_after", ctx.stop_after)
+    if local := options.get("local"):
+        ctx.local = LocalScratch(Path(local), lambda _: None, options["num_nodes"])
     if mine.pop("sees_no_scratch", False):
         ctx.folder = folder / "elsewhere"
     fit(ctx, **options.get("fit", {}), **mine)
@@ -369,6 +372,28 @@ def test_killed_ranks_go_on_from_the_last_checkpoint(tmp_path):
             process.kill()
     run_all("fit", tmp_path / "killed", 2)
     assert weights(tmp_path / "undisturbed") == weights(tmp_path / "killed")
+
+
+def test_ranks_save_by_way_of_their_nodes_disk(tmp_path):
+    """Killed on one node; told to stop on two, which have one disk here and read the shared one."""
+    run_all("fit", tmp_path / "undisturbed", 2)
+    options = {"local": str(tmp_path / "disk"), "checkpoint_seconds": 0}
+    (tmp_path / "disk").mkdir()
+    job = tmp_path / "killed"
+    hangs = {"fit": {"hang_at": 14}, "num_nodes": 1, **options}
+    with Processes("fit", job, 2, **hangs) as processes:
+        processes.until(lambda: list(job.glob("scratch/checkpoint-*")), "a checkpoint")
+        for process in processes.ranks.values():
+            process.kill()
+    run_all("fit", job, 2, num_nodes=1, **options)
+    assert weights(tmp_path / "undisturbed") == weights(job)
+
+    job = tmp_path / "stopped"
+    said = run_all("fit", job, 2, num_nodes=2, only={"1": {"stop_after": 4}}, **options)
+    assert said[0] == "Stopped: stopped after step 4 of 6"
+    assert load_checkpoint(job / "scratch").step == 4, "the last step is there"
+    run_all("fit", job, 2, num_nodes=2, **options)
+    assert weights(tmp_path / "undisturbed") == weights(job)
 
 
 def test_ranks_resume_from_what_rank_0_finds_even_if_they_see_no_checkpoint(tmp_path):

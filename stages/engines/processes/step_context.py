@@ -69,6 +69,7 @@ def bound_to_step(ctx: Context, name: str, folder: Path, *, durable: bool) -> St
             "folder": folder,
             "checkpoint_seconds": ctx.checkpoint_seconds if durable else math.inf,
             "parts": None if durable else {},
+            "local": None,
             "durable": durable,
             "rank": ctx.ranks.rank if ctx.ranks is not None else 0,
             "world": num_ranks,

@@ -25,8 +25,9 @@ from stages.data.artifacts import FILE_MODE, read_parquet, write_parquet
 from stages.data.schema import ExperienceRow, RolloutRow, ScoreRow, ToolAnswerRow, columns_of
 from stages.engines.processes.ranks import ALONE
 from stages.engines.processes.step_context import StepContext, step_context
+from stages.engines.training.checkpoints import Checkpoints
 from stages.engines.training.learner import AnyLearner
-from stages.engines.training.resume import Metrics, resume, save_if_possible
+from stages.engines.training.resume import Metrics
 
 KINDS = {
     "rollouts": RolloutRow,
@@ -46,6 +47,7 @@ class Journal:
     def __init__(self, ctx: Context, learners: Mapping[str, AnyLearner], writer: Executor) -> None:
         self._ctx, self._learners, self._writer = ctx, learners, writer
         self._ranks = ctx.ranks or ALONE
+        self._checkpoints = Checkpoints(ctx, learners, self._ranks)
         self._rows, self._steps = ctx.scratch / "rows", ctx.scratch / "steps"
         self._files: dict[str, str] = {}
         self._unsynced: set[str] = set()
@@ -56,11 +58,15 @@ class Journal:
         self._saved_step, self._tried_at = 0, time.monotonic()
         self._last_step_s = math.inf
 
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._checkpoints.__exit__(*error)
+
     def resume(self) -> None:
         """Put the learners to where they were; what is of later steps goes."""
-        self.history, self.values = resume(
-            self._ctx.scratch, self._learners, self._ranks, self._are_there
-        )
+        self.history, self.values = self._checkpoints.resume(self._are_there)
         self._files = dict(self.values.get("files", {}))
         self._saved_step = len(self.history)
         self._ctx.resume_at(len(self.history), self.history)
@@ -107,16 +113,14 @@ class Journal:
         `is_ahead`: the rollouts of the next step are there, too.
         """
         waited = time.monotonic() - self._tried_at
-        due = now or waited + self._last_step_s >= self._ctx.checkpoint_seconds
-        if self._is_saved() or not self._ranks.same(due):
+        due = self._checkpoints.is_time(waited + self._last_step_s, self._ctx.checkpoint_seconds)
+        if self._is_saved() or not self._ranks.same(now or due):
             return
         self._settle(sync=True)
         last = len(self.history) + is_ahead
         files = {name: digest for name, digest in self._files.items() if _step(name) <= last}
         kept = {**values, "files": files}
-        if save_if_possible(
-            self._ctx.scratch, self._learners, self.history, kept, ranks=self._ranks
-        ):
+        if self._checkpoints.save(self.history, kept):
             self._saved_step = len(self.history)
         # Also where it failed: a try costs as much, and a disk is hardly ever full for one step.
         self._tried_at = time.monotonic()

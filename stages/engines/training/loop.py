@@ -31,10 +31,11 @@ from stages.data.seeds import shuffled, stable_hash
 from stages.engines.forward.packed import configure_forward, settings_for
 from stages.engines.forward.packing import pack
 from stages.engines.processes.ranks import ALONE, Ranks
+from stages.engines.training.checkpoints import Checkpoints
 from stages.engines.training.faults import explain
 from stages.engines.training.learner import AnyLearner, Optimization
 from stages.engines.training.learners import open_learner
-from stages.engines.training.resume import Metrics, resume, save_if_possible
+from stages.engines.training.resume import Metrics
 from stages.engines.training.schedules import warmup_then_cosine
 
 Rows = Sequence[int]
@@ -138,37 +139,37 @@ def train(
     joined, where there are several.
     """
     assert ranks.world == ctx.world, "several ranks have to be joined before they train"
-    scratch = ctx.scratch / before if before else ctx.scratch
-    scratch.mkdir(exist_ok=True)
     name = f" of {before}" if before else ""
     if ranks.agree_to_stop(ctx.should_stop(), f"the first step{name}"):
         raise Stopped(f"stopped before the first step{name}")
-    history, _ = resume(scratch, learners, ranks)
-    if not before:
-        ctx.resume_at(len(history), history)
-    saved_at, due = time.monotonic(), False
-    for learner in learners.values():
-        learner.model.train(work.dropout)
-        configure_forward(learner.model, settings_for(ctx))
-    for step in range(len(history), plan.num_steps):
-        stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
-        if stop or save:
-            save_if_possible(scratch, learners, history, ranks=ranks)
-            saved_at = time.monotonic()
-        if stop:
-            ranks.part()
-            raise Stopped(f"stopped after step {step} of {plan.num_steps}")
-        started = time.monotonic()
-        counts = work.counts(plan.rows(step))
-        metrics = _step(ctx, ranks, learners, plan, step, work, counts)
-        work.check(metrics)
-        history.append(metrics)
+    with Checkpoints(ctx, learners, ranks, before or "") as checkpoints:
+        history, _ = checkpoints.resume()
         if not before:
-            rate = counts.tokens / max(time.monotonic() - started, 1e-9)
-            ctx.log(step + 1, {**metrics, "tokens_per_second": rate})
-        phase = before.replace("_", " ") if before else "steps"
-        ctx.progress(step + 1, plan.num_steps, phase, **{name: metrics[name] for name in shown})
-        due = not ranks.rank and time.monotonic() - saved_at >= ctx.checkpoint_seconds
+            ctx.resume_at(len(history), history)
+        saved_at, due = time.monotonic(), False
+        for learner in learners.values():
+            learner.model.train(work.dropout)
+            configure_forward(learner.model, settings_for(ctx))
+        for step in range(len(history), plan.num_steps):
+            stop, save = ranks.agree(f"step {step + 1}{name}", ctx.should_stop(), due)
+            if stop or save:
+                checkpoints.save(history)
+                saved_at = time.monotonic()
+            if stop:
+                ranks.part()
+                raise Stopped(f"stopped after step {step} of {plan.num_steps}")
+            started = time.monotonic()
+            counts = work.counts(plan.rows(step))
+            metrics = _step(ctx, ranks, learners, plan, step, work, counts)
+            work.check(metrics)
+            history.append(metrics)
+            if not before:
+                rate = counts.tokens / max(time.monotonic() - started, 1e-9)
+                ctx.log(step + 1, {**metrics, "tokens_per_second": rate})
+            phase = before.replace("_", " ") if before else "steps"
+            ctx.progress(step + 1, plan.num_steps, phase, **{name: metrics[name] for name in shown})
+            waited = time.monotonic() - saved_at
+            due = not ranks.rank and checkpoints.is_time(waited, ctx.checkpoint_seconds)
     for learner in learners.values():
         learner.settle()
         learner.model.eval()

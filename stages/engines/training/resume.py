@@ -77,6 +77,7 @@ def resume(
     learners: Mapping[str, AnyLearner],
     ranks: Ranks,
     fits: Callable[[Mapping[str, Any]], bool] = lambda _: True,
+    on_node: Path | None = None,
 ) -> tuple[list[Metrics], Mapping[str, Any]]:
     """Go on from the newest checkpoint that rank 0 finds whole, and whose values fit.
 
@@ -86,9 +87,11 @@ def resume(
         scratch,
         lambda checkpoint: _fits(checkpoint, learners) and fits(checkpoint.values),
         ranks,
+        on_node,
     )
     if not ranks.rank:
-        drop_checkpoints_after(scratch, saved.step if saved else 0)
+        for folder in filter(None, (scratch, on_node)):
+            drop_checkpoints_after(folder, saved.step if saved else 0)
     if saved is None:
         return [], {}
     for name, learner in learners.items():
