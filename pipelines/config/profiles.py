@@ -17,6 +17,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.config.notify import Notify
 from pipelines.config.preflight import SIZE, Preflight
 from pipelines.config.slurm_flags import Flags, Line, StepFlag, Words
+from pipelines.config.stage_in import StageIn
 from pipelines.config.strict_yaml import load_model
 from stages.contracts.base import Processes, Section, Stage
 from stages.contracts.catalog import STAGES
@@ -130,6 +131,8 @@ class Resources(Section):
     """Use only deterministic GPU algorithms; an operation without one fails. CPUs always do."""
     checkpoint_seconds: float = Field(default=30.0, gt=0)
     """Seconds between checkpoints: the most work that a kill can lose (no flag)."""
+    stage_in: StageIn | None = None
+    """The node's own disk, between the job and the shared folder; see below (no flag)."""
     collective_seconds: float = Field(default=600.0, gt=0)
     """Timeout of collectives: seconds that ranks wait for one before ending the job (no flag)."""
     preflight: Preflight = Preflight()

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 from pipelines.config.notify import Email, Notify
 from pipelines.config.preflight import Preflight
 from pipelines.config.profiles import Profile, Resources
+from pipelines.config.stage_in import StageIn
 from stages.contracts.catalog import STAGES
 from stages.contracts.params import Params
 
@@ -89,6 +90,9 @@ def profiles_reference() -> str:
             "the nodes of\na job on Slurm before its stage begins "
             "([guide](slurm.md#bad-nodes)); without Slurm, nothing is.\n",
             _table(Preflight, Preflight.model_fields),
+            "### stage_in\n",
+            "What it does is in the [guide](slurm.md#a-nodes-own-disk).\n",
+            _table(StageIn, StageIn.model_fields),
         ]
     )
 
@@ -150,6 +154,8 @@ def _names(annotation: Any) -> Iterator[str]:
         yield {dict: "mapping", list: "list"}[origin]
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         yield from (f"`{member.value}`" for member in annotation)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield "mapping"
     else:
         plain = {str: "text", int: "integer", float: "number", bool: "true or false"}
         yield plain.get(annotation, "nothing")
@@ -161,6 +167,8 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, dict) and value:
         return ", ".join(f"`{name}`" for name in value)
+    if isinstance(value, list) and any(isinstance(each, Enum) for each in value):
+        value = f"[{', '.join(each.value for each in value)}]"
     if isinstance(value, Enum):
         value = value.value
     if value is None or value in ("", [], {}):

@@ -38,7 +38,7 @@ class HashCache:
         """The DVC hash of a file or folder."""
         if not path.is_dir():
             return self.of_files([path])[path]
-        files = _files(path)
+        files = files_of(path)
         hashes = self.of_files(list(files.values()))
         return hash_listing({name: hashes[file] for name, file in files.items()})
 
@@ -81,7 +81,7 @@ class HashCache:
 
     def signed(self, folder: Path) -> dict[Path, Known]:
         """Every file of a folder with its hash, but for those that are changed meanwhile."""
-        before = {path: signature_of(path) for path in _files(folder).values()}
+        before = {path: signature_of(path) for path in files_of(folder).values()}
         hashes = self.of_those_there(before)
         return {
             path: Known(signature, hashes[path])
@@ -104,7 +104,7 @@ def hash_bytes(path: Path, should_stop: Callable[[], bool] = lambda: False) -> s
 
     What is remembered by size and time says nothing about bytes that rotted on the disk.
     """
-    files = _files(path) if path.is_dir() else {path.name: path}
+    files = files_of(path) if path.is_dir() else {path.name: path}
 
     def stop_if_asked(*_: int) -> None:
         if should_stop():
@@ -144,7 +144,7 @@ def _all(found: dict[Path, str], wanted: Iterable[Path]) -> dict[Path, str]:
     return found
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def files_of(folder: Path) -> dict[str, Path]:
     """What counts of a folder, by relative path."""
     return {
         path.relative_to(folder).as_posix(): path

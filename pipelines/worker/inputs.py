@@ -5,7 +5,7 @@ time only. Before a stage begins, whoever is about to read them hashes every byt
 was changed after submission, or that rotted where it lies, never becomes part of a result.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from pipelines.identity.hashing import Interrupted, hash_bytes
@@ -13,9 +13,15 @@ from pipelines.identity.spec import Spec
 from stages.context import StageError, Stopped
 
 
-def check_inputs(spec: Spec, root: Path, should_stop: Callable[[], bool]) -> None:
-    """StageError where an input below `root` is not what the spec was made from."""
-    for name, artifact in spec.inputs.items():
+def check_inputs(
+    spec: Spec, root: Path, should_stop: Callable[[], bool], names: Collection[str] | None = None
+) -> None:
+    """StageError where an input below `root` is not what the spec was made from.
+
+    `names` says which to check, where not all are read from there.
+    """
+    for name in spec.inputs if names is None else names:
+        artifact = spec.inputs[name]
         path = root / artifact.path
         try:
             digest = hash_bytes(path, should_stop)

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +55,7 @@ from pipelines.worker import preflight
 from pipelines.worker.inputs import check_inputs
 from pipelines.worker.meter import Meter, metered
 from pipelines.worker.rendezvous import among_ranks
+from pipelines.worker.stage_in import Staging, staging
 from stages.context import Context, RankLost, ShareDone, StageError, Stopped
 from stages.contracts.base import Processes
 from stages.contracts.catalog import STAGES
@@ -186,9 +187,17 @@ def _report(
 def _run(
     attempt: Attempt, launch: Launch, task: Task, warning: SlurmWarning, meter: Meter
 ) -> Result:
-    started = time.time()
     spec = attempt.entry.spec
     context = _context(attempt, spec, launch, task)
+    with staging(spec, launch, task, context) as on_node:
+        result = _run_with(on_node, attempt, warning, meter)
+        on_node.end(completed=result.state in (State.COMPLETED, TaskState.DONE))
+        return replace(result, error=result.error and on_node.in_users_words(result.error))
+
+
+def _run_with(on_node: Staging, attempt: Attempt, warning: SlurmWarning, meter: Meter) -> Result:
+    started = time.time()
+    spec, launch, task, context = on_node.spec, on_node.launch, on_node.task, on_node.context
     warning.answer(context.request_stop)
     again = f", restart {task.restart}" if task.restart else ""
     who = " ".join(filter(None, [task.what(), f"on {socket.gethostname()}"]))
@@ -215,12 +224,14 @@ def _run(
                 note_environment(attempt, task, made_by)
             preflight.check_links(attempt, task, others, context.device)
             if task.reads_for_its_node:
-                check_inputs(spec, launch.root, context.should_stop)
+                on_node.bring()
+                check_inputs(spec, launch.root, context.should_stop, on_node.left)
             others.meet()
-        hashes = {launch.root / artifact.path: artifact.hash for artifact in spec.inputs.values()}
+            on_node.agree()
+        hashes = {path: spec.inputs[name].hash for name, path in on_node.inputs.items()}
         with _on_terminate(context.request_stop, task, warning), resident.among(hashes):
             meter.stage_begins()
-            outs, metrics = _compute(run, attempt, context, task.label)
+            outs, metrics = _compute(run, attempt, context, on_node.inputs, task.label)
         result = Result(state=State.COMPLETED, outs=outs, metrics=metrics)
     except ShareDone:
         result = Result(state=TaskState.DONE)
@@ -238,7 +249,7 @@ def _run(
         print(f"error: {error}", file=sys.stderr, flush=True)
         result = Result(state=TaskState.LOST_A_RANK, error=redact(str(error)))
     except StageError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {on_node.in_users_words(str(error))}", file=sys.stderr, flush=True)
         result = Result(state=State.FAILED, error=redact(str(error)))
     except Exception as error:
         traceback.print_exc()
@@ -315,23 +326,25 @@ def _context(attempt: Attempt, spec: Spec, launch: Launch, task: Task) -> Contex
 
 
 def _compute(
-    run: StageFunction, attempt: Attempt, context: Context, label: str
+    run: StageFunction,
+    attempt: Attempt,
+    context: Context,
+    inputs: Mapping[str, Path],
+    label: str,
 ) -> tuple[dict[str, str], dict[str, float]]:
     """Run the stage's function into a folder aside, then make that folder `out` in one step.
 
     Returns the hashes of the outputs by path, and the summary metrics.
     """
-    entry, root = attempt.entry, attempt.launched.root
-    spec = entry.spec
+    entry, spec = attempt.entry, attempt.entry.spec
     config = STAGES[spec.name].config.from_values(spec.config, spec.key)
     for left in entry.folder.glob(f"out.{label}.*"):
         atomic.remove(left)  # by a process that was killed
     aside = entry.folder / f"out.{label}.{atomic.here()}.{os.getpid()}"
     aside.mkdir()
     out = {name: aside / name for name in spec.outs}
-    inputs = {name: root / artifact.path for name, artifact in spec.inputs.items()}
     try:
-        metrics = run(config, inputs, out, context)
+        metrics = run(config, dict(inputs), out, context)
     except BaseException:
         # On a full disk, this also makes room to say so.
         atomic.remove(aside)
