@@ -56,15 +56,15 @@ def test_a_run_outlives_its_connection_and_ends_with_the_bytes_of_one_here(
     laptop: Laptop, undisturbed_lock: str
 ) -> None:
     driver, row = laptop.start_training()
+    other = laptop.start("run", "sft", "--profile", "local")
+    assert "another run is under way there: lockstep run sft with" in failed(other)
     laptop.login.log_in_anew()
     said = failed(driver)
     assert driver.returncode == 255, said
     assert "goes on there: the same command follows it again" in said
     # The command there is the same process as before: it waits for the same job.
     again = laptop.start("run", "sft")
-    until_said(again, "following the run that began")
-    other = laptop.start("run", "sft", "--profile", "local")
-    assert "another run is under way there: lockstep run sft with" in failed(other)
+    assert "following the run that began" in until_said(again, " run")
     assert "running" in laptop.clone.run("lockstep", "status").stdout
     laptop.there.release()
     said = succeeded(again)
