@@ -1,12 +1,15 @@
 """What the commands say: plain lines always, one line that changes in place only on a terminal."""
 
+import os
 import shutil
 import sys
 import time
 from collections.abc import Iterable
 from io import TextIOWrapper
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pipelines.base import atomic
 from stages.progress import seconds as seconds
 from stages.standard_error import error_name
 
@@ -21,13 +24,22 @@ def say_anything() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+PROGRESS_FILE: Path | None = None
+"""Where this process keeps its one line that changes, for those who look from elsewhere."""
+
+
 class Console:
     """Lines for people. Not a terminal: no progress, no control characters."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, *, is_terminal: bool | None = None) -> None:
         self._stream = stream or sys.stdout
-        self.is_terminal = self._stream.isatty()
+        self._file = PROGRESS_FILE
+        self.is_terminal = self._stream.isatty() if is_terminal is None else is_terminal
         self._shown = ""
+
+    @property
+    def shows_progress(self) -> bool:
+        return self.is_terminal or self._file is not None
 
     def line(self, text: str) -> None:
         self.clear()
@@ -35,6 +47,12 @@ class Console:
 
     def progress(self, text: str) -> None:
         """Replace the line that changes in place, cut to what the terminal shows."""
+        if self._file is not None and text != self._shown:
+            aside = atomic.unique(self._file)
+            aside.write_text(text, encoding="utf-8")
+            os.replace(aside, self._file)
+            self._shown = text
+            return
         text = text[: shutil.get_terminal_size().columns - 1]
         if self.is_terminal and text != self._shown:
             self._stream.write(f"\r\x1b[K{text}")
@@ -42,7 +60,9 @@ class Console:
             self._shown = text
 
     def clear(self) -> None:
-        if self._shown:
+        if self._file is not None and self._shown:
+            self._file.unlink(missing_ok=True)
+        elif self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
             self._shown = ""

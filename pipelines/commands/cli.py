@@ -3,7 +3,7 @@
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +12,8 @@ from typer.main import get_command
 from pipelines.base.console import say_anything
 from pipelines.base.errors import LockstepError
 from pipelines.base.owners import explain
+from pipelines.base.repository import Repository
+from pipelines.host.address import Host, chosen_host
 
 GROUPS = {
     "Run the pipeline": (
@@ -32,6 +34,12 @@ GROUPS = {
     "Choose and check settings": ("preset", "profile", "doctor", "selftest"),
     "Servers and kept processes": ("ui", "session", "up", "down", "sync"),
 }
+HOST_OPTION = "--host"
+ON_A_HOST = (
+    *("plan", "run", "status", "cost", "logs", "cancel", "record", "shell", "top", "doctor"),
+    *("samples", "scores", "lineage", "verify", "selftest", "ui", "up", "down"),
+)
+"""Commands that take --host."""
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 
 
@@ -69,7 +77,22 @@ class _Commands(TyperGroup):
         if not isinstance(found, typer.Typer):
             function, found = found, typer.Typer(add_completion=False, **PLAIN)
             found.command(cmd_name)(function)
-        return get_command(found)
+        command = get_command(found)
+        if cmd_name in ON_A_HOST:
+            command.params.append(_host_option())
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """One that is for a host is parsed here, so that errors are found early, and run there."""
+        name, command, words = super().resolve_command(ctx, args)
+        if name not in ON_A_HOST or command is None:
+            return name, command, words
+        option, words = _take_host(words)
+        repository = _repository()
+        if repository and (host := chosen_host(option, repository.root)):
+            whole = list(words)  # parsing takes the words out of their list
+            command.callback = lambda **_: _drive(host, name, whole)
+        return name, command, words
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         for title, names in GROUPS.items():
@@ -94,3 +117,56 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             print("lockstep: interrupted", file=sys.stderr)
             return 130
+
+
+def _take_host(words: list[str]) -> tuple[str | None, list[str]]:
+    """The value of --host, and the other words."""
+    ours = words[: words.index("--")] if "--" in words else words
+    option, others = None, []
+    rest = iter(ours)
+    for word in rest:
+        if word == HOST_OPTION:
+            option = next(rest, "")
+        elif word.startswith(f"{HOST_OPTION}="):
+            option = word.partition("=")[2]
+        else:
+            others.append(word)
+    if option == "":
+        raise LockstepError(f"{HOST_OPTION} wants user@login:folder")
+    return option, [*others, *words[len(ours) :]]
+
+
+def _host_option() -> Any:
+    """For the help; the option itself is taken from the command line before that is parsed."""
+
+    def example(
+        host: Annotated[
+            str | None,
+            typer.Option(
+                HOST_OPTION,
+                metavar="USER@LOGIN:FOLDER",
+                help="in the clone there, over ssh (default: LOCKSTEP_HOST, else `git config "
+                "lockstep.host`); `.`: here",
+            ),
+        ] = None,
+    ) -> None: ...
+
+    app = typer.Typer(add_completion=False, **PLAIN)
+    app.command()(example)
+    option = next(each for each in get_command(app).params if each.name == "host")
+    option.expose_value = False
+    return option
+
+
+def _repository() -> Repository | None:
+    """The clone around the current folder; without one, the command itself says so."""
+    try:
+        return Repository.find()
+    except LockstepError:
+        return None
+
+
+def _drive(host: Host, name: str, words: list[str]) -> int:
+    from pipelines.host.drive import drive
+
+    return drive(host, name, words)

@@ -324,7 +324,7 @@ class PipelineRun:
         return describe_metrics(record.metrics or {})
 
     def _show_progress(self) -> None:
-        if not self.console.is_terminal:
+        if not self.console.shows_progress:
             return
         running = self.running.items()
         self.console.progress(

@@ -22,6 +22,7 @@ from pipelines.base.errors import LockstepError
 from pipelines.base.redacted_log import open_log
 from pipelines.base.repository import Repository
 from pipelines.config.profiles import load_profile
+from pipelines.host.address import HERE
 from pipelines.runs.cancel import cancel_stages
 from pipelines.runs.exclusive import running_pipeline
 
@@ -62,7 +63,9 @@ def start_run(repository: Repository, targets: list[str], profile: str) -> str:
     path = _log(repository)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
-    words = [sys.executable, "-m", "pipelines", "run", "--profile", profile, "--", *targets]
+    # Here, where the page is served, whichever host is remembered for commands.
+    words = [sys.executable, "-m", "pipelines", "run", "--host", HERE, "--profile", profile]
+    words += ["--", *targets]
     with open_log(path) as log:
         process = start_process(words, repository.root, dict(os.environ), log)
     # Its end is waited for by a thread, so that no dead process is left in the table.

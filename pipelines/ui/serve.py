@@ -4,14 +4,13 @@ Where `lockstep up` serves them already, its link is printed instead.
 """
 
 import socket
-import webbrowser
 from contextlib import suppress
 
 import uvicorn
 
+from pipelines.base.browser import open_browser
 from pipelines.base.console import Console
 from pipelines.base.errors import LockstepError
-from pipelines.base.private import write_private
 from pipelines.base.repository import Repository
 from pipelines.servers.running import running
 from pipelines.servers.settings import HOST, UI_PORT
@@ -32,14 +31,14 @@ def serve(repository: Repository, console: Console, port: int | None, *, browse:
             "run and cancel stages here"
         )
         if browse:
-            open_browser(repository, link)
+            open_browser(repository.home / "ui/open.html", link)
         return
     clone = open_clone(repository)
     listening = _listen(console, port)
     link = _say_link(repository, console, f"http://{HOST}:{listening.getsockname()[1]}")
     console.line("whoever has the link can run and cancel stages here; Ctrl-C ends the server")
     if browse:
-        open_browser(repository, link)
+        open_browser(repository.home / "ui/open.html", link)
     with suppress(KeyboardInterrupt):
         serve_at(clone, listening)
     console.line("the server has ended; stages that run go on")
@@ -67,13 +66,6 @@ def serve_at(clone: Clone, listening: socket.socket) -> None:
         # Streams to open pages end by themselves.
         app.state.is_ending = lambda: server.should_exit
         server.run(sockets=[listening])
-
-
-def open_browser(repository: Repository, link: str) -> None:
-    """By way of a file: what a browser is started with, every user of the machine can read."""
-    page = repository.home / "ui/open.html"
-    write_private(page, f'<!doctype html><meta http-equiv="refresh" content="0; url={link}">\n')
-    webbrowser.open(page.as_uri())
 
 
 def _listen(console: Console, asked: int | None) -> socket.socket:

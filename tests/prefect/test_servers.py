@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import signal
 import socket
 import subprocess
 import sys
@@ -31,9 +33,10 @@ from pipelines.servers.running import write_note
 from pipelines.ui.clone import token_file, token_of
 from stages.contracts.catalog import bind
 from stages.contracts.params import Params
-from tests.conftest import kill_each
+from tests.conftest import Clone, kill_each
 from tests.ports import free_port
-from tests.waiting import TIMEOUT_S, until
+from tests.sshd import NAME, serving
+from tests.waiting import TIMEOUT_S, answers, succeeded, until, until_said
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +116,29 @@ def test_a_second_up_starts_nothing(local_servers: LocalServers) -> None:
     assert said.getvalue().startswith("already running:\n")
     assert before["mlflow"].url in said.getvalue()
     assert servers.running(local_servers.repository) == before
+
+
+def test_up_on_a_host_forwards_its_servers_until_ctrl_c(
+    local_servers: LocalServers, tmp_path: Path
+) -> None:
+    there = local_servers.repository.root
+    clone = Clone(tmp_path)
+    for name in ("dvc.yaml", "params.yaml"):
+        (tmp_path / name).write_bytes((there / name).read_bytes())
+    clone.run("git", "init", "-q")
+    clone.run("git", "config", "lockstep.hostPython", sys.executable)
+    with serving({"LOCKSTEP_TRACKING": "off"}) as sshd:
+        clone.variables |= sshd.variables
+        up = clone.start("lockstep", "up", "--host", f"{NAME}:{there}")
+        said = until_said(up, "the link of the pages")
+        here = re.findall(r"^(?:MLflow|Prefect|pages) +(http://\S+:\d+)$", said, re.MULTILINE)
+        for url, path in zip(here, ("/health", "/api/health", "/"), strict=True):
+            assert httpx.get(url + path, timeout=TIMEOUT_S).status_code == 200
+        assert local_servers.password not in said
+        up.send_signal(signal.SIGINT)
+        succeeded(up)
+        assert not answers(f"{here[0]}/health")
+    assert servers.running(local_servers.repository).keys() == set(servers.NAMES)
 
 
 def test_servers_listen_on_loopback_only(local_servers: LocalServers) -> None:

@@ -150,7 +150,7 @@ def test_the_browser_is_opened_without_the_token_in_its_command_line(
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     link = open_ui(clone)
-    serve.open_browser(Repository(clone.root), link)
+    serve.open_browser(Repository(clone.root).home / "ui/open.html", link)
     assert link.partition("token=")[2] not in opened[0]
     page = tabs.open(opened[0])
     page.wait_for_selector(".connection.live")
