@@ -94,7 +94,9 @@ class Resources(Section):
     array_parallelism: int = Field(default=16, ge=1)
     """Maximum number of array tasks that run at once (the % in --array)."""
     requeues: int = Field(default=3, ge=0)
-    """Maximum restarts after preemption, time limit or node failure (--requeue)."""
+    """Maximum restarts after preemption, time limit or node failure."""
+    requeue: bool = True
+    """Whether a restart is the same job, put back into the queue (--requeue), or a new one."""
     signal_lead_seconds: int = Field(default=90, ge=1)
     """Seconds before the time limit at which the stage is signalled to save (--signal)."""
     setup: list[str] = Field(default_factory=list)

@@ -87,14 +87,15 @@ def open_files(seen: Seen) -> Iterator[Finding]:
 
 def requeue(seen: Seen) -> Iterator[Finding]:
     """The end of a job script asks squeue and scontrol; inside a container nobody can look."""
-    relies = seen.executor is ExecutorKind.SLURM and seen.resources.requeues
+    may = seen.resources.requeue and seen.resources.requeues
+    relies = seen.executor is ExecutorKind.SLURM and may
     if not relies or seen.resources.container:
         return
     without = [node for node, v in by_node(seen, "machine").items() if not v["slurm_commands"]]
     if without:
         detail = f"no squeue or scontrol on {few(without)}"
-        remedy = "have Slurm's commands on the nodes, or set `requeues` to 0: a job that is ended "
-        remedy += "early cannot put itself back into the queue"
+        remedy = "have Slurm's commands on the nodes, or set `requeue` to false: a job that is "
+        remedy += "ended early cannot put itself back into the queue"
         yield Finding("requeue", FAILED, detail, remedy=remedy)
     else:
         yield Finding("requeue", OK, "every node has squeue and scontrol for it")

@@ -25,7 +25,10 @@ def times(cluster: Cluster, best: Offer, minutes: int | None) -> list[Setting]:
     if signal < SIGNAL_S:
         why = "before the time limit, to save; Slurm may send it a minute early"
         settings.append(Setting("signal_lead_seconds", signal, why))
-    return [*settings, _requeues(cluster, best, limit.number)]
+    if not cluster.settings.requeues:
+        why = "this cluster puts no job back into the queue (JobRequeue=0): a restart is a new job"
+        settings.append(Setting("requeue", False, why))
+    return [*settings, _requeues(best, limit.number)]
 
 
 def time_limit(best: Offer, minutes: int | None) -> Setting:
@@ -49,15 +52,13 @@ def signal_lead(minutes: int) -> int:
     return min(SIGNAL_S, (60 * minutes - EARLIEST_SIGNAL_S) // 2)
 
 
-def _requeues(cluster: Cluster, best: Offer, minutes: int) -> Setting:
+def _requeues(best: Offer, minutes: int) -> Setting:
     for_time = min(math.ceil(STAGE_MINUTES / minutes) - 1, MOST_REQUEUES)
     count = max(REQUEUES, for_time)
     whole = span((count + 1) * minutes)
     why = f"a stage goes on after its time limit: {count + 1} x {span(minutes)} are {whole}"
     if best.preemptor:
         count, why = max(count, REQUEUES_PREEMPTED), f"jobs of {best.preemptor} preempt yours"
-    if not cluster.settings.requeues:
-        why += "; lockstep asks for --requeue, which is off here (JobRequeue=0)"
     return Setting("requeues", count, why)
 
 
@@ -71,7 +72,7 @@ def of_preemption(cluster: Cluster, best: Offer) -> str:
     mode, grace = preempt_mode(cluster, best), best.partition.grace_seconds
     does = {
         "REQUEUE": "puts a job back into the queue, where it goes on from its last checkpoint",
-        "CANCEL": "cancels a job, and lockstep goes on in a new one (not in a chain)",
+        "CANCEL": "cancels a job, and lockstep goes on in a new one",
         "SUSPEND": "suspends a job, which goes on later on the same nodes",
         "OFF": "is off after all",
     }.get(mode, f"is {mode}")

@@ -60,6 +60,8 @@ def _comment(text: str, indent: str = "") -> Iterator[str]:
 def _value(setting: Setting) -> str:
     if setting.value is None:
         return "null"
+    if isinstance(setting.value, bool):
+        return str(setting.value).lower()
     if isinstance(setting.value, str) and not setting.is_advice:
         return _quoted(setting.value)
     return str(setting.value)

@@ -112,6 +112,7 @@ def test_account_qos_and_the_limits_of_both_are_heeded(release: str, tmp_path: P
     assert ada.defaults.memory == "234G"  # 12 cores with the 20000M each that accel allows
     assert "your default account; you also have physics" in prose(text)
     assert "JobRequeue=0" in prose(text)
+    assert not ada.defaults.requeue
     assert "at most 24 h" in prose(text)  # by the QOS, of the partition's two days
 
     long, text = made(tmp_path, orion(release), qos="long")
