@@ -17,7 +17,8 @@ def activity(entry: Entry, state: State, warnings: "Iterable[Symptom]" = ()) -> 
     """Progress with its warnings, why Slurm has not started it, or what comes after the job."""
     match state:
         case State.QUEUED:
-            reason = why_it_waits(entry.attempts()[-1])
+            current = entry.current
+            reason = why_it_waits(current) if current else ""
             return f"queued ({reason})" if reason else "queued"
         case State.RUNNING:
             # Warnings come first: a narrow terminal cuts the end.

@@ -74,7 +74,7 @@ class Driver:
         """See to it that the stage has a job, and leave it at that."""
         with self.entry.lease(LEASE_TIMEOUT_S):
             if self._state(now=True).alive:
-                self._say(f"its job {self.entry.attempts()[-1].job} still runs")
+                self._say(f"its job {self._current().job} still runs")
             elif self.entry.state() in (State.COMPLETED, State.PUBLISHED):
                 self._say("found finished; `lockstep record` has DVC record it")
             else:
@@ -103,13 +103,14 @@ class Driver:
         restarts, bad = 0, tuple[BadNode, ...]()
         while True:
             if self._state().alive:
-                attempt = self.entry.attempts()[-1]
+                attempt = self._current()
                 self._say(f"its job still runs; waiting for it (log: {attempt.folder})")
             else:
                 attempt = self._submit(restarts, bad, interrupts)
             self._wait(attempt, interrupts)
             if self.entry.state() is State.COMPLETED:
                 return
+            attempt = self._current()  # in a chain, a successor may have gone on
             if attempt.never_started:
                 who = "its session ended" if attempt.session else "an earlier command died"
                 self._say(f"{who} before its job was there; submitting it now")
@@ -191,6 +192,7 @@ class Driver:
         watch = SessionWatch(self.repository, attempt, self._say) if attempt.session else None
         try:
             while (state := self._state()).alive:
+                attempt = self._current()
                 self._handle_requests(attempt, interrupts)
                 # Asked first: where both are one process, DVC's end is what is seen and said.
                 pipeline_lives = self.invocation.lives()
@@ -300,6 +302,11 @@ class Driver:
                 self._note_end(attempts[-1], State.FAILED, "its driver died before it submitted it")
             executor.refresh()
         return self.entry.state()
+
+    def _current(self) -> Attempt:
+        current = self.entry.current
+        assert current is not None
+        return current
 
     def _executor(self, attempt: Attempt) -> Executor:
         """Whoever has the job: an earlier command may have used another profile."""

@@ -149,11 +149,15 @@ class SlurmExecutor(_WithScheduler):
     def cancel(self, attempt: Attempt) -> bool:
         """Until the jobs are gone, or Slurm takes longer than anybody wants to wait."""
         deadline = time.monotonic() + CANCEL_S
+        later = _successors(attempt)
+        for each in later:
+            each.mark_cancelled()
         while time.monotonic() < deadline:
             with suppress(SlurmSilent):
-                self._scheduler.cancel(attempt.jobs)
+                # Successors first: they start when this one has ended.
+                self._scheduler.cancel([job for each in (*later, attempt) for job in each.jobs])
                 self._scheduler.refresh(now=True)
-                if attempt.scheduler.ended:
+                if all(each.scheduler.ended for each in (*later, attempt) if each.jobs):
                     return True
             time.sleep(1.0)
         return False
@@ -165,6 +169,12 @@ class SlurmExecutor(_WithScheduler):
 
     def leaves_jobs(self, attempt: Attempt) -> bool:  # noqa: ARG002
         return True
+
+
+def _successors(attempt: Attempt) -> list[Attempt]:
+    """Of a job in a chain: those that wait to go on if it is ended early, the last one first."""
+    successor = attempt.successor
+    return [*_successors(successor), successor] if successor else []
 
 
 class SessionExecutor(_WithScheduler):

@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.ledger.entry import Attempt, Ledger
-from pipelines.slurm.link import waiting_links
+from pipelines.slurm.link import RECORDER, waiting_links
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import COMMENT_PREFIX, NAME_PREFIX
 from pipelines.worker.session import living
 from stages.contracts.catalog import bind_all
-
-RECORDER = "record"
-"""The last job of a chain, which belongs to no stage."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +31,8 @@ def live_attempts(repository: Repository) -> dict[str, Attempt]:
     """By stage, in the order of the graph: the newest attempt, where it is queued or runs."""
     live = {stage: link.attempt for stage, link in waiting_links(repository).items()}
     for stage, entry in Ledger(repository.jobs).latest().items():
-        if entry.state().alive:
-            live[stage] = entry.attempts()[-1]
+        if entry.state().alive and (current := entry.current):
+            live[stage] = current
     order = [bound.address for bound in bind_all(load_params(repository.root))]
     return {stage: live[stage] for stage in order if stage in live}
 
@@ -63,7 +60,9 @@ def find_orphans(repository: Repository) -> list[Orphan]:
         for path in (repository.home / "selftest").glob("[0-9]*")
         if Attempt(path).is_being_submitted()
     ]
-    tokens = scheduler.tokens_of([*others, *(attempt.folder for attempt in wanted.values())])
+    attempts = list(wanted.values())
+    attempts += [each.successor for each in attempts if each.successor]
+    tokens = scheduler.tokens_of([*others, *(attempt.folder for attempt in attempts)])
     for job in scheduler.live_jobs() if shutil.which("squeue") else ():
         recorder = job.name == f"{NAME_PREFIX}{RECORDER}"
         if job.comment.removeprefix(COMMENT_PREFIX) not in tokens and not recorder:

@@ -181,7 +181,8 @@ def _prepare(repository: Repository, address: str, profile: str) -> tuple[Path, 
         # Somebody may have submitted by hand what an earlier dry run has written down.
         Scheduler(repository).refresh(now=True)
     if entry.state().alive:
-        raise LockstepError(f"its job {','.join(entry.attempts()[-1].jobs)} runs already")
+        jobs = entry.current.jobs if entry.current else []
+        raise LockstepError(f"its job {','.join(jobs)} runs already")
     if entry.state() in (State.COMPLETED, State.PUBLISHED):
         raise LockstepError("it is finished; `lockstep record` has DVC record it")
     launch = replace(launch, prepared=True)

@@ -8,6 +8,7 @@
             usage/                      what each process took so far
             preflight/                  what the ranks found out about their nodes
             scheduler.json              what Slurm last said about it
+            successor.json              of a job in a chain: who goes on if it is ended early
         scratch/                        what the stage needs to go on, over all attempts
         metrics.jsonl progress.json tables/       what the stage says, over all attempts
         out/                            the outputs, complete, until DVC has recorded them, and
@@ -42,6 +43,7 @@ from pipelines.ledger.record import Origin, Record
 from pipelines.ledger.reports import Result, TaskReport, Worker
 from pipelines.ledger.scheduler_view import SchedulerView
 from pipelines.ledger.state import PAUSED, WAITING, State
+from pipelines.ledger.successor import Successor
 
 FAILURE_PREFIX = "FAILED-"
 """Begins the name of a mark that a failed process leaves: one listing tells of it."""
@@ -95,6 +97,22 @@ class Attempt:
         """What Slurm last said: its jobs (in a session, the session's), and whether all ended."""
         path = (self.session or self).folder / "scheduler.json"
         return files.read(SchedulerView, path) or SchedulerView()
+
+    @property
+    def successor(self) -> "Attempt | None":
+        """Of a job in a chain: the one in the queue that goes on where this one is ended early."""
+        named = files.read(Successor, self.folder / "successor.json")
+        return Attempt(named.folder) if named else None
+
+    @property
+    def current(self) -> "Attempt":
+        """Itself or, where it was ended early, the successor that is about to go on."""
+        successor = self.successor
+        if successor is None or self.state() is not State.DIED:
+            return self
+        later = successor.current
+        waits = later.jobs and later.state().alive
+        return later if waits or later.was_cancelled else self
 
     @property
     def jobs(self) -> list[str]:
@@ -307,11 +325,17 @@ class Entry:
         used = [int(path.name) for path in (self.folder / "attempts").glob("[0-9]*")]
         return self.folder / "attempts" / f"{max(used, default=0) + 1:03}"
 
+    @property
+    def current(self) -> Attempt | None:
+        """The attempt that tells how it stands: the last one, or a successor in the queue."""
+        attempts = self.attempts()
+        return attempts[-1].current if attempts else None
+
     def state(self) -> State:
         if self.record is not None:
             return State.PUBLISHED
-        attempts = self.attempts()
-        state = attempts[-1].state() if attempts else State.NEW
+        current = self.current
+        state = current.state() if current else State.NEW
         return State.COMPLETED if self.out.exists() and not state.alive else state
 
     @contextmanager

@@ -78,8 +78,8 @@ def _still_ending(repository: Repository) -> dict[str, Attempt]:
     """Attempts that were cancelled when Slurm did not listen, so that their jobs may still run."""
     found = {stage: link.attempt for stage, link in unstarted_links(repository).items()}
     for stage, entry in Ledger(repository.jobs).latest().items():
-        if attempts := entry.attempts():
-            found[stage] = attempts[-1]
+        if current := entry.current:
+            found[stage] = current
     return {
         stage: attempt
         for stage, attempt in found.items()

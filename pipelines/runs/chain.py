@@ -1,7 +1,7 @@
 """`lockstep run --chain`: the whole stale plan handed to Slurm at once, with nobody left to wait.
 
-Each stage is a job that starts when those before it have ended well. One that fails takes those
-after it out of the queue. What the links compute lands in the ledger as always, so that a last
+Each stage is a job that starts when those before it have ended, and then asks how
+(pipelines/slurm/successor.py). What the links compute lands in the ledger as always, so that a last
 small job, or the next command of any kind, finds it there and has DVC record it.
 """
 
@@ -19,18 +19,19 @@ from pipelines.base.repository import Repository
 from pipelines.config.params import load_params
 from pipelines.config.profiles import ExecutorKind, Profile
 from pipelines.driver.executors import make_executor
-from pipelines.driver.orphans import RECORDER, live_attempts
+from pipelines.driver.orphans import live_attempts
 from pipelines.driver.stage import describe_launch
 from pipelines.dvc_repo.plan import PlannedStage
 from pipelines.identity.snapshot import take_snapshot
 from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt
-from pipelines.slurm.link import LinkOrder, waiting_links
+from pipelines.ledger.launch import Launch
+from pipelines.ledger.record import Origin
+from pipelines.slurm.link import RECORDER, LinkOrder, waiting_links
 from pipelines.slurm.queue import SlurmSilent
 from pipelines.slurm.scheduler import Scheduler
-from pipelines.slurm.script import Batch
-from pipelines.slurm.submit import just_wait, submit_batch, submit_batches
-from stages.contracts.catalog import bind, bind_all
+from pipelines.slurm.submit import just_wait, submit_batches
+from stages.contracts.catalog import BoundStage, bind, bind_all
 from stages.contracts.params import Params
 
 
@@ -49,6 +50,9 @@ def submit_chain(
     make_executor(profile.executor, repository)
     params = load_params(repository.root)
     stale = [stage for stage in plan if stage.stale]
+    if not stale:
+        console.line("nothing to do: all that was left is recorded now")
+        return
     live = live_attempts(repository)
     queued = list(waiting_links(repository))
     busy = queued or [stage.address for stage in stale if stage.address in live]
@@ -62,32 +66,25 @@ def submit_chain(
     jobs: dict[str, list[str]] = {}
     try:
         for stage in stale:
-            after = [job for up in stage.upstream for job in jobs.get(up, ())]
-            attempt = _write_link(repository, chain, stage.address, params, profile_name, code)
-            submitted = submit_batches(
-                Scheduler(repository),
-                stage.address,
-                attempt.folder,
-                attempt.launched,
-                after=after,
-                pause=just_wait,
-            )
-            attempt.write(submitted)
-            jobs[stage.address] = list(submitted.jobs)
-            numbers = ",".join(jobs[stage.address])
-            before = [up for up in stage.upstream if up in jobs]
+            bound = bind(stage.address, params)
+            origin, launch = _stage_link(repository, chain, bound, params, profile_name, code)
+            before = tuple(up for up in stage.upstream if up in jobs)
+            order = LinkOrder(stage.address, repository.root, origin, before)
+            _submit(repository, chain, order, launch, jobs)
             waits = f", after {', '.join(before)}" if before else ""
-            console.line(f"{stage.address}: job {numbers}{waits}")
-        recorder = _submit_recorder(repository, chain, profile, profile_name, code, jobs)
+            console.line(f"{stage.address}: job {','.join(jobs[stage.address])}{waits}")
+        last = LinkOrder(RECORDER, repository.root, origin, tuple(jobs))
+        _submit(repository, chain, last, _recorder(launch, profile), jobs)
     except BaseException:
         # Half a chain is of no use to anybody.
         with suppress(SlurmSilent):
             Scheduler(repository).cancel([job for numbers in jobs.values() for job in numbers])
         shutil.rmtree(chain, ignore_errors=True)
         raise
+    last_job = jobs[RECORDER][0]
     console.line(
-        f"{len(stale)} stages in the queue; job {recorder} records what they make into DVC, and so "
-        "does the next `lockstep run` or `lockstep record`. See `lockstep status`"
+        f"{len(stale)} stages in the queue; job {last_job} records what they make into DVC, "
+        "and so does the next `lockstep run` or `lockstep record`. See `lockstep status`"
     )
 
 
@@ -113,32 +110,42 @@ def _lay_out(repository: Repository, params: Params, stale: set[str]) -> Path:
     return chain
 
 
-def _write_link(
-    repository: Repository, chain: Path, address: str, params: Params, profile: str, code: Path
-) -> Attempt:
-    folder = chain / "links" / address
-    folder.mkdir(parents=True)
-    bound = bind(address, params)
-    origin, launch = describe_launch(repository, params, bound, profile, code)
-    shards = tuple(range(launch.num_shards)) if launch.num_shards > 1 else None
-    workspace = chain / "workspace"
-    attempt = Attempt(folder)
-    attempt.write(replace(launch, root=workspace, time=time.time(), shards=shards))
-    files.write(folder / "link.json", LinkOrder(address, repository.root, origin))
-    return attempt
-
-
-def _submit_recorder(
+def _submit(
     repository: Repository,
     chain: Path,
-    profile: Profile,
-    profile_name: str,
-    code: Path,
+    order: LinkOrder,
+    launch: Launch,
     jobs: dict[str, list[str]],
-) -> str:
+) -> None:
+    """Submit a link behind the jobs that it needs, and note its own."""
+    attempt = Attempt(chain / "links" / order.stage)
+    attempt.folder.mkdir(parents=True)
+    attempt.write(launch)
+    files.write(attempt.folder / "link.json", order)
+    behind = [job for stage in order.upstream for job in jobs[stage]]
+    submitted = submit_batches(
+        Scheduler(repository),
+        order.stage,
+        attempt.folder,
+        launch,
+        behind=behind,
+        pause=just_wait,
+    )
+    attempt.write(submitted)
+    jobs[order.stage] = list(submitted.jobs)
+
+
+def _stage_link(
+    repository: Repository, chain: Path, bound: BoundStage, params: Params, profile: str, code: Path
+) -> tuple[Origin, Launch]:
+    """Who asks for a stage, and how it runs in the chain."""
+    origin, launch = describe_launch(repository, params, bound, profile, code)
+    shards = tuple(range(launch.num_shards)) if launch.num_shards > 1 else None
+    return origin, replace(launch, root=chain / "workspace", time=time.time(), shards=shards)
+
+
+def _recorder(launch: Launch, profile: Profile) -> Launch:
     """The last job: it runs whether all went well or not, for what did go well."""
-    folder = chain / "recorder"
-    folder.mkdir()
     modest = profile.resources("report").model_copy(
         update={
             "nodes": 1,
@@ -150,18 +157,11 @@ def _submit_recorder(
             "container": None,
         }
     )
-    return submit_batch(
-        Batch(
-            stage=RECORDER,
-            folder=folder,
-            resources=modest,
-            token=Scheduler(repository).new_token(),
-            code=code,
-            root=repository.root,
-            behind=[job for numbers in jobs.values() for job in numbers],
-            module="pipelines",
-            arguments=["record"],
-            variables={"LOCKSTEP_TRACKING": "off", "LOCKSTEP_PROFILE": profile_name},
-        ),
-        pause=just_wait,
+    return replace(
+        launch,
+        root=launch.clone,
+        resources=modest,
+        num_shards=1,
+        shards=None,
+        module="pipelines.runs.recorder",
     )

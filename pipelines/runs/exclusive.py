@@ -20,16 +20,21 @@ from pipelines.base.processes import process_lives, this_process
 from pipelines.base.redact import redact
 from pipelines.base.repository import Repository
 
-POLL_S = 0.2
+POLL_S, LONG_POLL_S = 0.2, 1.0
+LEFT = "what an earlier pipeline left running"
 PASSING = "lockstep record"
 """A command that is done in a moment, and worth waiting for."""
 
 
 @contextmanager
 def only_pipeline(
-    repository: Repository, command: str, say: Callable[[str], None] = lambda _: None
+    repository: Repository,
+    command: str,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    wait: bool = False,
 ) -> Iterator[int]:
-    """Be the clone's only pipeline, or raise with the name of the one that is.
+    """Be the clone's only pipeline, or raise with the name of the one that is; or wait for it.
 
     Yields the lock's descriptor, for `pass_fds` of the dvc processes. Where the pipeline that took
     the lock is dead and only its last dvc processes are left, they are waited for.
@@ -37,7 +42,7 @@ def only_pipeline(
     repository.home.mkdir(parents=True, exist_ok=True)
     holder_file = repository.home / "run.json"
     with (repository.home / "run.lock").open("a", encoding="utf-8") as lock:
-        _take(lock.fileno(), holder_file, say)
+        _take(lock.fileno(), holder_file, say, wait=wait)
         holder = {**asdict(this_process()), "time": time.time(), "command": redact(command)}
         atomic.write_json(holder_file, holder)
         try:
@@ -59,7 +64,7 @@ def _lives(holder: dict[str, Any]) -> bool:
     return process_lives(holder["pid"], holder.get("started", ""))
 
 
-def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
+def _take(lock: int, holder_file: Path, say: Callable[[str], None], *, wait: bool) -> None:
     said = False
     while True:
         try:
@@ -68,13 +73,15 @@ def _take(lock: int, holder_file: Path, say: Callable[[str], None]) -> None:
         except BlockingIOError:
             holder = atomic.read_json(holder_file)
         passing = holder is not None and holder["command"] == PASSING
-        if holder and not passing and _lives(holder):
+        busy = holder is not None and not passing and _lives(holder)
+        if holder and busy and not wait:
             who = f"process {holder['pid']} on {holder.get('host')}, started {ago(holder['time'])}"
             raise LockstepError(
                 f"another pipeline runs in this clone: {holder['command']} ({who}); "
                 "wait for it or stop it; see `lockstep status`"
             )
         if not said:
-            say(f"waiting for {PASSING if passing else 'what an earlier pipeline left running'}")
+            what = holder["command"] if holder and (passing or busy) else LEFT
+            say(f"waiting for {what}")
             said = True
-        time.sleep(POLL_S)
+        time.sleep(LONG_POLL_S if busy else POLL_S)

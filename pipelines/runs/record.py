@@ -14,18 +14,22 @@ from pipelines.driver.dvc_process import dvc_environment, run_dvc
 from pipelines.driver.stage import fingerprint
 from pipelines.driver.upkeep import after_a_run, before_a_run
 from pipelines.dvc_repo.plan import PlannedStage
-from pipelines.ledger.entry import Attempt, Ledger
+from pipelines.ledger.entry import Ledger
 from pipelines.ledger.invocation import new_invocation
 from pipelines.ledger.state import State
 from pipelines.runs.current_code import plan_stages
 from pipelines.runs.exclusive import PASSING, only_pipeline
+from pipelines.slurm.link import RECORDER, links_of
 from pipelines.slurm.scheduler import Scheduler
 
 
-def record(targets: list[str]) -> None:
-    """Have DVC record what jobs have finished with nobody waiting for them."""
+def record(targets: list[str], *, wait: bool = False) -> None:
+    """Have DVC record what jobs have finished with nobody waiting for them.
+
+    With `wait`, another pipeline of the clone is waited for; without, it is an error.
+    """
     repository, console = Repository.find(), Console()
-    with only_pipeline(repository, PASSING, console.line):
+    with only_pipeline(repository, PASSING, console.line, wait=wait):
         plan = record_finished(repository, targets, profile_name(), console)
     left = sum(stage.stale for stage in plan)
     console.line(f"{len(plan) - left} of {len(plan)} stages are up to date")
@@ -63,7 +67,8 @@ def record_finished(
 def _clear_chains(repository: Repository) -> None:
     """Remove the workspaces of chains that are over; their links' logs and words are kept."""
     for chain in (repository.home / "chains").glob("*"):
-        if not any(Attempt(link).state().alive for link in chain.glob("links/*")):
+        links = [link for its in links_of(chain).values() for link in its]
+        if not any(link.attempt.state().alive for link in links if link.stage != RECORDER):
             shutil.rmtree(chain / "workspace", ignore_errors=True)
 
 

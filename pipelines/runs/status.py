@@ -161,16 +161,15 @@ def _is_newer(link: Attempt, entry: Entry | None) -> bool:
 
 
 def _of_entry(entry: Entry) -> StageStatus:
-    attempts, state = entry.attempts(), entry.state()
-    if not attempts:
+    current, state = entry.current, entry.state()
+    if current is None:
         return StageStatus(entry.stage, state.value)
     cursor = StageCursor.of(entry)
-    before = attempts[-1].launched.restarts_before
     return replace(
-        _of_attempt(entry.stage, attempts[-1], state),
+        _of_attempt(entry.stage, current, state),
         progress=progress_of(entry) if state in AT_WORK else "",
-        attempts=len(attempts),
-        restarts=before + attempts[-1].restarts,
+        attempts=len(entry.attempts()),
+        restarts=current.launched.restarts_before + current.restarts,
         mlflow_run=cursor.run_id,
         mlflow_url=cursor.url,
     )
@@ -213,11 +212,20 @@ def _error(attempt: Attempt, state: State) -> str | None:
     if state not in (State.FAILED, State.CANCELLED, State.DIED):
         return None
     if attempt.on_slurm and attempt.result is None and not attempt.was_cancelled:
-        return outcome_of(attempt).what
+        return _outcome(attempt)
     if attempt.session and attempt.result is None and not attempt.was_cancelled:
         return outcome_in_session(attempt).what
     result = attempt.result
     return result.error if result else None
+
+
+def _outcome(attempt: Attempt) -> str:
+    """How its job ended and, where that alone would not end the stage, why nothing goes on."""
+    outcome, launch = outcome_of(attempt), attempt.launched
+    most = launch.resources.requeues
+    if outcome.try_again and launch.restarts_before + attempt.restarts >= most:
+        return f"{outcome.what}; its profile allows no more restarts (requeues: {most})"
+    return outcome.what
 
 
 def render(statuses: list[StageStatus]) -> str:

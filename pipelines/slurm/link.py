@@ -2,7 +2,8 @@
 
 A chain has a workspace of its own, where each link puts its outputs and finds its inputs; the
 clone's workspace is left alone. The folder in which the link was submitted becomes an attempt of
-the ledger's entry for what it computes, so that any later command finds it there.
+the ledger's entry for what it computes, so that any later command finds it there. A stage whose
+link is ended early has more of them: `sft`, `sft~2`, each with a folder of its own.
 """
 
 import time
@@ -41,6 +42,16 @@ class LinkOrder:
     stage: str
     root: Path
     origin: Origin
+    upstream: tuple[str, ...] = ()
+    """The stages of the chain that must be done before."""
+    predecessor: str | None = None
+    """The folder's name of the link that this one goes on with."""
+
+
+RECORDER = "record"
+"""The last link of a chain, which belongs to no stage: it has DVC record what the others made."""
+_AGAIN = "~"
+"""In a folder's name between the stage, which has none in its name, and a number."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +89,22 @@ def pass_on(folder: Path, attempt: Attempt) -> None:
         chain = folder.parent.parent
         known = place_outputs(attempt.entry, chain / "workspace", folder / "placing")
         remember(chain / "hashes.json", known)
+        _mark(chain, Link(folder).stage).touch()
+
+
+def is_done(chain: Path, stage: str) -> bool:
+    """Whether the stage's outputs are where the next links look for them."""
+    return _mark(chain, stage).exists()
+
+
+def _mark(chain: Path, stage: str) -> Path:
+    return chain / "links" / stage / "passed_on"
 
 
 def _resolve(folder: Path) -> Attempt:
     chain, order = folder.parent.parent, files.load(LinkOrder, folder / "link.json")
+    if missing := [stage for stage in order.upstream if not is_done(chain, stage)]:
+        raise LockstepError(f"{order.stage}: {', '.join(missing)}, which it needs, is not done")
     repository = Repository(order.root)
     params = load_params(chain)
     bound = bind(order.stage, params)
@@ -112,13 +135,35 @@ def _made_by(chain: Path) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True)
 class Link:
-    """One stage of a chain, in the folder that it was submitted in."""
+    """A submission of one stage of a chain, in a folder of its own."""
 
     folder: Path
 
     @property
     def stage(self) -> str:
-        return self.folder.name
+        return self.folder.name.partition(_AGAIN)[0]
+
+    @property
+    def number(self) -> int:
+        """Of this submission, among those of its stage."""
+        return int(self.folder.name.partition(_AGAIN)[2] or 1)
+
+    @property
+    def order(self) -> LinkOrder:
+        return files.load(LinkOrder, self.folder / "link.json")
+
+    @property
+    def predecessor(self) -> "Link | None":
+        """The one that it goes on with."""
+        name = self.order.predecessor
+        return Link(self.folder.parent / name) if name else None
+
+    def another(self) -> "Link":
+        """A folder for the next submission of its stage."""
+        used = [Link(path).number for path in self.folder.parent.glob(f"{self.stage}{_AGAIN}*")]
+        new = self.folder.parent / f"{self.stage}{_AGAIN}{max(used, default=1) + 1}"
+        new.mkdir()
+        return Link(new)
 
     @property
     def chain(self) -> str:
@@ -140,13 +185,25 @@ _params_of = cache(load_params)
 _version_of = cache(code_version)
 
 
+def links_of(chain: Path) -> dict[str, list[Link]]:
+    """By stage: its submissions, oldest first."""
+    links: dict[str, list[Link]] = {}
+    for link in sorted(map(Link, (chain / "links").iterdir()), key=lambda link: link.number):
+        if is_link(link.folder):
+            links.setdefault(link.stage, []).append(link)
+    return links
+
+
 def unstarted_links(repository: Repository) -> dict[str, Link]:
     """By stage: the links of the newest chain whose jobs have not got as far as their stage."""
     chains = sorted((repository.home / "chains").glob("*/links"))
-    links = map(Link, sorted(chains[-1].iterdir())) if chains else ()
-    return {
-        link.stage: link for link in links if link.attempt.launch and resolved(link.folder) is None
-    }
+    unstarted = {}
+    for stage, links in (links_of(chains[-1].parent) if chains else {}).items():
+        first = links[0].attempt
+        started = any(resolved(link.folder) for link in links)
+        if first.launch and not started and stage != RECORDER:
+            unstarted[stage] = Link(first.current.folder)
+    return unstarted
 
 
 def waiting_links(repository: Repository) -> dict[str, Link]:

@@ -9,7 +9,7 @@ queue, where all that waits for the job goes on waiting for it.
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ BAD_NODE_STATUS = 75
 
 REQUEUE_AGAIN_S = 5
 """Between two tries to put a job back into the queue."""
+LINK_OVER, LINK_ELSEWHERE = 3, 4
+"""Exit statuses that tell a link not to work: its stage is given up, or another job does it."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,12 @@ class Batch:
     first_shard: int = 0
     """The shard of array index 0: Slurm limits how large an index may be."""
     parallelism: int = 1
-    after: Sequence[str] = ()
-    """Jobs that must end well before this one starts."""
     behind: Sequence[str] = ()
     """Jobs that must end, well or not, before this one starts."""
-    variables: dict[str, str] = field(default_factory=dict)
-    arguments: Sequence[str] = ()
+    succeeds: str | None = None
+    """The job that must end badly before this one starts; where it ends well, this one goes."""
+    chained: bool = False
+    """Whether it is a link of a chain, which sees to its successor and to those that wait."""
     module: str = "pipelines.worker.worker"
 
     @property
@@ -80,13 +82,14 @@ def command_of(batch: Batch) -> str:
     words = [*shlex.split(batch.resources.container or ""), python, "-u", "-m", batch.module]
     if batch.first_shard:
         words += ["--first-shard", str(batch.first_shard)]
-    return shlex.join([*words, *(batch.arguments or [str(batch.folder)])])
+    return shlex.join([*words, str(batch.folder)])
 
 
 def parameters_of(batch: Batch) -> dict[str, Any]:
     """What submitit makes #SBATCH lines and the rest of the script of."""
     resources = batch.resources
-    extra: dict[str, Any] = {"requeue" if resources.requeues else "no-requeue": True}
+    may_requeue = resources.requeue and resources.requeues
+    extra: dict[str, Any] = {"requeue" if may_requeue else "no-requeue": True}
     extra["chdir"] = str(batch.root)
     for name in ("reservation", "licenses", "switches", "segment"):
         if (value := getattr(resources, name)) is not None:
@@ -94,10 +97,10 @@ def parameters_of(batch: Batch) -> dict[str, Any]:
     if batch.shards is not None:
         indices = [shard - batch.first_shard for shard in batch.shards]
         extra["array"] = f"{_ranges(indices)}%{min(batch.parallelism, len(indices))}"
-    waits = {"afterok": batch.after, "afterany": batch.behind}
+    waits = {"afternotok": [batch.succeeds] if batch.succeeds else [], "afterany": batch.behind}
     if kinds := [f"{kind}:{':'.join(jobs)}" for kind, jobs in waits.items() if jobs]:
         extra["dependency"] = ",".join(kinds)
-        # Otherwise a job whose dependency failed stays in the queue for ever.
+        # Otherwise the successor of a job that ended well stays in the queue for ever.
         extra["kill-on-invalid-dep"] = "yes"
     extra |= _logs(batch, "0")
     return {
@@ -156,9 +159,9 @@ def _before(batch: Batch) -> list[str]:
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
-        **batch.variables,
     }
     return [
+        *(_begin_link(batch) if batch.chained else ()),
         # A failing line must end the job instead of running the stage without it.
         "set -e",
         *batch.resources.setup,
@@ -179,6 +182,18 @@ def _after(batch: Batch) -> list[str]:
         f"if [ -e {mark} ]; then",
         f"  exclude=$(cat {mark})",
         f"  rm -f {mark}",
+        *(_requeue(batch) if batch.resources.requeue else ()),
+        # Ended badly: a driver goes on in a new job, or the successor does.
+        "  exit 1",
+        "fi",
+        *(_end_the_others(batch) if batch.shards is not None else ()),
+        *(_end_link(batch) if batch.chained else ()),
+        "exit $status",
+    ]
+
+
+def _requeue(batch: Batch) -> list[str]:
+    return [
         # The controller may be away for a moment: ask again before the job is given up.
         "  for try in 1 2 3 4 5; do",
         '    state=$(squeue -h -j "$job" -o %T) && break',
@@ -188,7 +203,7 @@ def _after(batch: Batch) -> list[str]:
         '  if [ "$state" = RUNNING ]; then',
         *(_spare_the_others() if batch.shards is not None else ()),
         "    for try in 1 2 3 4 5; do",
-        '      if scontrol requeue "$job"; then',
+        '      if answer=$(scontrol requeue "$job" 2>&1); then',
         # By now Slurm ends this script, by a SIGTERM that must not come between; and as long as it
         # has not ended, the job is not started again.
         '        [ -z "$exclude" ] ||',
@@ -196,13 +211,12 @@ def _after(batch: Batch) -> list[str]:
         "        sleep 120",
         "        break",
         "      fi",
+        '      echo "$answer" >&2',
+        # A site that forbids it does not change its mind.
+        '      case "$answer" in *disabled*) break ;; esac',
         f"      sleep {REQUEUE_AGAIN_S}",
         "    done",
         "  fi",
-        "  exit 1",
-        "fi",
-        *(_end_the_others(batch) if batch.shards is not None else ()),
-        "exit $status",
     ]
 
 
@@ -215,6 +229,37 @@ def _spare_the_others() -> list[str]:
         '    [ -z "$exclude" ] ||',
         '      scontrol update JobId="$SLURM_ARRAY_JOB_ID" ExcNodeList="$exclude"',
     ]
+
+
+def _begin_link(batch: Batch) -> list[str]:
+    """Before `setup`: what is submitted here gets the environment that this job was given."""
+    return [
+        _of_link(batch, "begin"),
+        "case $? in",
+        "  0) ;;",
+        f"  {LINK_OVER}) exit 1 ;;",
+        f"  {LINK_ELSEWHERE}) exit 0 ;;",
+        # Killed by a signal: Slurm ends the job.
+        "  12[89]|1[3-9][0-9]) exit 1 ;;",
+        '  *) echo "warning: no job goes on with this one if Slurm ends it early" >&2 ;;',
+        "esac",
+    ]
+
+
+def _end_link(batch: Batch) -> list[str]:
+    failed = f"{shlex.quote(str(batch.folder))}/tasks/{FAILURE_PREFIX}*"
+    return [
+        f'if [ "$status" != 0 ] && ls {failed} >/dev/null 2>&1; then',
+        f"  {_of_link(batch, 'end')}",
+        "fi",
+    ]
+
+
+def _of_link(batch: Batch, what: str) -> str:
+    """With the Python that submits, which has submitit, and outside any container."""
+    variables = f"PYTHONPATH={shlex.quote(str(batch.code))} PYTHONSAFEPATH=1"
+    words = [sys.executable, "-m", "pipelines.slurm.successor", what, str(batch.folder)]
+    return f"{variables} {shlex.join(words)}"
 
 
 def _end_the_others(batch: Batch) -> list[str]:

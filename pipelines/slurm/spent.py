@@ -125,6 +125,9 @@ def _queued_since(attempt: Attempt, launch: Launch) -> float | None:
         return launch.time or None
     inputs = [artifact.path for artifact in attempt.entry.spec.inputs.values()]
     ends = [launch.time]
+    if earlier := link.Link(folder).predecessor:
+        # Until then it was only there in case of that end.
+        ends += [usage.begun + usage.seconds for usage in usages_of(earlier.attempt)]
     for other in folder.parent.iterdir():
         entry = link.resolved(other)
         made = entry.spec.outs.values() if entry and other != folder else ()

@@ -17,6 +17,7 @@ from pipelines.ledger.entry import Entry
 from pipelines.ledger.launch import Launch
 from pipelines.ledger.preflight import exclude_flag
 from pipelines.ledger.state import State, TaskState
+from pipelines.slurm.link import is_link
 from pipelines.slurm.queue import SlurmSilent, max_array_size, my_jobs
 from pipelines.slurm.scheduler import Scheduler
 from pipelines.slurm.script import COMMENT_PREFIX, Batch, batch_script, command_of, parameters_of
@@ -49,7 +50,13 @@ def missing_shards(entry: Entry, launch: Launch) -> tuple[int, ...] | None:
 
 
 def slurm_batches(
-    stage: str, folder: Path, token: str, launch: Launch, after: Sequence[str] = ()
+    stage: str,
+    folder: Path,
+    token: str,
+    launch: Launch,
+    *,
+    behind: Sequence[str] = (),
+    succeeds: str | None = None,
 ) -> list[Batch]:
     """The calls of sbatch that a submission needs: one, or several where an array is too large."""
     whole = Batch(
@@ -59,7 +66,9 @@ def slurm_batches(
         token=token,
         code=launch.code,
         root=launch.clone,
-        after=after,
+        behind=behind,
+        succeeds=succeeds,
+        chained=is_link(folder),
         module=launch.module,
     )
     if launch.shards is None:
@@ -97,17 +106,19 @@ def submit_batches(
     folder: Path,
     launch: Launch,
     *,
-    after: Sequence[str] = (),
+    behind: Sequence[str] = (),
+    succeeds: str | None = None,
     pause: Pause,
 ) -> Launch:
     """Make a submission, all of it or none; the launch with its jobs."""
     token = scheduler.register(folder)
     jobs: list[str] = []
     try:
-        for place, batch in enumerate(slurm_batches(stage, folder, token, launch, after)):
+        batches = slurm_batches(stage, folder, token, launch, behind=behind, succeeds=succeeds)
+        for place, batch in enumerate(batches):
             # Where even one task of each array were too many at once, an array waits for another.
             ahead = place - batch.resources.array_parallelism
-            ready = replace(batch, behind=[jobs[ahead]]) if ahead >= 0 else batch
+            ready = replace(batch, behind=[*behind, jobs[ahead]]) if ahead >= 0 else batch
             jobs.append(submit_batch(ready, known=jobs, pause=pause))
     except BaseException:
         # Looks go on until its jobs are known to be gone: Slurm may have taken one unheard.

@@ -221,6 +221,12 @@ def test_no_requeues_means_none(tmp_path: Path) -> None:
     assert "#SBATCH --requeue" not in script
 
 
+def test_where_requeueing_is_forbidden_no_job_tries_it(tmp_path: Path) -> None:
+    script = render("sft", tmp_path, Resources(requeue=False))
+    assert "#SBATCH --no-requeue" in script
+    assert "scontrol requeue" not in script
+
+
 def test_an_array_names_exactly_the_missing_shards(tmp_path: Path) -> None:
     script = render("rollout", tmp_path, Resources(), shards=[0, 1, 2, 5], parallelism=3)
     assert "#SBATCH --array=0-2,5%3" in script
@@ -283,9 +289,9 @@ def test_a_percent_sign_in_the_path_is_no_pattern_of_slurms(tmp_path: Path) -> N
     assert f"'--output={escaped}/%A_%a_%t_log.out'" in script
 
 
-def test_jobs_after_a_failed_one_do_not_wait_for_ever(tmp_path: Path) -> None:
-    script = render("score", tmp_path, Resources(), after=["7", "8"])
-    assert "#SBATCH --dependency=afterok:7:8" in script
+def test_the_successor_of_a_job_that_ended_well_does_not_wait_for_ever(tmp_path: Path) -> None:
+    script = render("score", tmp_path, Resources(), succeeds="7")
+    assert "#SBATCH --dependency=afternotok:7" in script
     assert "#SBATCH --kill-on-invalid-dep=yes" in script
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.slurm.conftest import STAGE, STAGES, copy_at_home
-from tests.slurm.light_stages import DIGESTING_STAGE
+from tests.slurm.light_stages import COUNTING_STAGE, DIGESTING_STAGE
+from tests.slurm.test_requeue import preempt
 from tests.waiting import ended, stop, succeeded
 
 
@@ -24,26 +25,46 @@ def drain(cluster: Any) -> None:
 
 @pytest.mark.slow
 def test_a_chain_runs_by_itself_and_records_the_same_bytes(slurm_clone: Any) -> None:
-    """With stages that digest what they are given: one wrong input makes other bytes."""
+    """With stages that digest what they are given: one wrong input makes other bytes.
+
+    Requeueing is forbidden; Slurm ends the first stage by preemption, and then at its time limit.
+    """
     for stage in STAGES:
         slurm_clone.write_code(f"stages/{stage}.py", DIGESTING_STAGE)
+    slurm_clone.write_code("stages/sft.py", COUNTING_STAGE)
+    slurm_clone.set_params(sft__epochs=60)
+    slurm_clone.set_profile(requeue=False, sft={"partition": "spot", "checkpoint_seconds": 0.2})
     slurm_clone.commit("digests")
     at_home = copy_at_home(slurm_clone.root, slurm_clone.root.parent / "home")
     at_home.run("lockstep", "run")
-    drain(slurm_clone.cluster)
+    slurm_clone.hold()
     output = slurm_clone.run("lockstep", "run", "--chain").stdout
     assert "8 stages in the queue" in output
+    row = slurm_clone.training()
+    urgent = preempt(slurm_clone, row["nodes"])
+    again = slurm_clone.until(
+        lambda: (r := slurm_clone.status())["attempts"] == 2 and r["progress"] and r, "going on"
+    )
+    slurm_clone.cluster.run("scancel", urgent)
+    assert (again["restarts"], again["job"] != row["job"]) == (1, True)
+    slurm_clone.cluster.run("scontrol", "update", f"JobId={again['job']}", "EndTime=now+1")
+    slurm_clone.until(lambda: slurm_clone.status()["attempts"] == 3, "going on again")
     waiting = states(slurm_clone)
     assert waiting["report"] == "queued"
     # What is edited now is none of the chain's business.
     slurm_clone.set_params(sft__learning_rate=0.123)
-    slurm_clone.cluster.up()
+    slurm_clone.release()
     slurm_clone.until(lambda: not slurm_clone.jobs(), "the end of the chain")
     assert "queued" not in states(slurm_clone).values()
     slurm_clone.run("git", "checkout", "-q", "params.yaml")
     output = slurm_clone.run("lockstep", "record").stdout
     assert "9 of 9 stages are up to date" in output
     assert slurm_clone.lock() == (at_home.root / "dvc.lock").read_text()
+    assert slurm_clone.steps() == list(range(1, 61)), "each step once"
+    logs = slurm_clone.run("lockstep", "logs", "sft").stdout
+    assert all(f"sft: attempt {number}, on" in logs for number in (1, 2, 3))
+    bill = json.loads(slurm_clone.run("lockstep", "cost", "--stage", "sft", "--json").stdout)
+    assert bill["total"]["attempts"] == 3
 
 
 @pytest.mark.slow
@@ -87,9 +108,18 @@ def test_a_command_waits_for_a_stage_that_a_chain_has_in_the_queue(quick_sft: An
 
 def test_cancel_takes_dependents_along(long_sft: Any) -> None:
     long_sft.run("lockstep", "run", "--chain", "rollout@iter_001")
+    row = long_sft.training()
+    # A job that may requeue itself does, beside a successor that goes on waiting.
+    long_sft.cluster.run("scancel", "--signal=USR2", row["job"])
+    long_sft.until(lambda: long_sft.status()["restarts"] == 1, "a restart")
+    assert long_sft.training()["job"] == row["job"]
+    waiting = long_sft.cluster.run("squeue", "-h", "-o", "%E").split()
+    assert [f"afternotok:{row['job']}(" in each for each in waiting].count(True) == 1
     output = long_sft.run("lockstep", "cancel", "sft").stdout
     assert "sft: cancelled job" in output
     assert "rollout@iter_001: cancelled job" in output
+    left = set(long_sft.cluster.run("squeue", "-h", "-o", "%j").split())
+    assert left <= {"lockstep-record"}, "its successor is gone as well"
     long_sft.until(lambda: not long_sft.jobs(), "an empty queue")
 
 
