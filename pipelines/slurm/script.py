@@ -183,6 +183,7 @@ def _after(batch: Batch) -> list[str]:
         f"  exclude=$(cat {mark})",
         f"  rm -f {mark}",
         *(_requeue(batch) if batch.resources.requeue else ()),
+        *(['  [ -z "$exclude" ] || ' + _of_link(batch, "end")] if batch.chained else []),
         # Ended badly: a driver goes on in a new job, or the successor does.
         "  exit 1",
         "fi",

@@ -27,6 +27,7 @@ from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt
+from pipelines.ledger.preflight import exclude_flag
 from pipelines.ledger.reports import Result
 from pipelines.ledger.state import WAITING, State
 from pipelines.ledger.successor import Successor
@@ -54,12 +55,17 @@ def begin(folder: Path) -> int:
 
 
 def end(folder: Path) -> int:
-    """After a failure that another try would meet again: nothing need wait for this stage."""
+    """After a failure that another try would meet again, nothing need wait for this stage.
+
+    After one of its nodes, its successor must not meet the same node again.
+    """
     link = Link(folder)
     chain = _Chain(folder.parent.parent, Scheduler(Repository(link.order.root)))
     with hold_lock(chain.folder / "lock", wait=True):
         if link.attempt.state() is State.FAILED:
             chain.give_up(link, outcome_of(link.attempt).what)
+        elif link.attempt.bad_nodes and (named := link.attempt.successor):
+            chain.spare_nodes(Link(named.folder), link.attempt)
     return 0
 
 
@@ -97,7 +103,8 @@ class _Chain:
             if why := self._why_over(earlier):
                 self.give_up(link, why)
                 return LINK_OVER
-            attempt.write(replace(attempt.launched, restarts_before=_restarts(earlier)))
+            launch = replace(attempt.launched, restarts_before=_restarts(earlier))
+            attempt.write(replace(launch, excluded=earlier.attempt.bad_nodes))
         if is_done(self.folder, link.stage):
             return 0  # another copy was faster: the worker finds all there
         jobs, lost = self._waits_for(link)
@@ -110,6 +117,15 @@ class _Chain:
             return LINK_ELSEWHERE
         self._provide(link)
         return 0
+
+    def spare_nodes(self, successor: Link, attempt: Attempt) -> None:
+        """Have Slurm start a successor on other nodes than those that were found to be bad."""
+        bad = exclude_flag(attempt.launched.resources.exclude, attempt.bad_nodes)
+        for job in _live_jobs(successor):
+            try:
+                ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={bad}"])
+            except (SlurmSilent, LookupError) as error:
+                print(f"job {job}: {error}", file=sys.stderr, flush=True)
 
     def give_up(self, link: Link, why: str) -> None:
         """Take out of the queue what can only fail: its successor, and all that need the stage."""
@@ -165,6 +181,7 @@ class _Chain:
                 link.attempt.launched,
                 time=time.time(),
                 restarts_before=restarts,
+                excluded=link.attempt.bad_nodes,
                 token=None,
                 job=None,
                 jobs=(),
@@ -236,6 +253,8 @@ class _Chain:
         if (result := attempt.result) is not None:
             return None if result.state is State.COMPLETED else result.error or result.state.value
         outcome, most = outcome_of(attempt), attempt.launched.resources.requeues
+        if outcome.elsewhere:
+            return None
         if not outcome.try_again:
             return outcome.what
         if _restarts(link) > most:
@@ -248,7 +267,9 @@ class _Chain:
 
 def _restarts(link: Link) -> int:
     """How often the stage was started again, once a successor of this link goes on."""
-    return link.attempt.launched.restarts_before + link.attempt.restarts + 1
+    attempt = link.attempt
+    moved = outcome_of(attempt).elsewhere  # a bad node is not the stage's fault
+    return attempt.launched.restarts_before + attempt.restarts + (not moved)
 
 
 def _has_ended(link: Link) -> bool:
