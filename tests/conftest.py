@@ -373,6 +373,8 @@ def _alone_in_its_process() -> Iterator[None]:
     yield
     if (torch := sys.modules.get("torch")) is not None:
         torch.use_deterministic_algorithms(False)
+        # By it accelerate, which TRL has, takes a process for one of several ranks.
+        os.environ.pop("LOCAL_RANK", None)
         # vLLM's own ends with the process, which runs nothing but its tests.
         left = torch.distributed.is_initialized() and "vllm" not in sys.modules
         assert not left, "a process group was left behind"
