@@ -190,7 +190,8 @@ def load_checkpoint(
     there = [*_newest_first(scratch), *(manifest.parent for manifest in local)]
     there.sort(key=lambda folder: (folder.name, folder.parent == on_node), reverse=True)
     for folder in ranks.same(there):
-        checkpoint = _read(folder, ranks)
+        # A node whose own disk fails is a node that is lost: what is in the scratch counts.
+        checkpoint = _read(folder, ranks, passes_over=folder.parent == on_node)
         if all(ranks.gather(checkpoint is not None)):
             assert checkpoint is not None
             if ranks.same(ranks.rank > 0 or fits(checkpoint)):
@@ -212,8 +213,11 @@ def drop_the_oldest(scratch: Path) -> None:
         shutil.rmtree(old)
 
 
-def _read(folder: Path, ranks: Ranks) -> Checkpoint | None:
-    """The checkpoint in the folder, if this rank's share of it is as it was written."""
+def _read(folder: Path, ranks: Ranks, *, passes_over: bool) -> Checkpoint | None:
+    """The checkpoint in the folder, if this rank's share of it is as it was written.
+
+    `passes_over`: also where the disk fails.
+    """
     try:
         step = int(folder.name.rpartition("-")[2])
         hashes = json.loads((folder / MANIFEST).read_bytes())
@@ -236,6 +240,10 @@ def _read(folder: Path, ranks: Ranks) -> Checkpoint | None:
     ):
         # An error of the disk is none of these: it may pass, and the checkpoint is worth keeping.
         return None
+    except OSError:
+        if passes_over:
+            return None
+        raise
 
 
 def _newest_first(scratch: Path) -> list[Path]:

@@ -179,6 +179,7 @@ class Steps:
             [asked] = self.ranks.agree(f"step {step}", self.ctx.should_stop())
             self._save(now=asked)
             if asked:
+                self.journal.settle()
                 raise Stopped(f"stopped after step {step - 1} of {self.config.steps}")
             started = time.monotonic()
             metrics, seconds = self._take(step)

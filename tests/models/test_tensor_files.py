@@ -1,5 +1,6 @@
 """Weights in files: one or many, with the bytes that the libraries would write."""
 
+import errno
 import hashlib
 import json
 
@@ -17,6 +18,7 @@ from stages.engines.models.tensor_files import (
     tensor_file_names,
     write_tensor_files,
 )
+from stages.engines.processes.ranks import Ranks
 from stages.engines.training.learner import Optimization
 from stages.engines.training.optimizer import Learner
 from stages.engines.training.sampled import Elsewhere, outline_of, policy_hash
@@ -68,6 +70,25 @@ def test_no_tensors_are_a_file_too(tmp_path):
 def test_layers_are_sorted_by_their_numbers():
     names = ["a.10.w", "a.9.w", "b", "a.w", "a.9.v2", "a.9.v10"]
     assert sorted(names, key=natural) == ["a.9.v2", "a.9.v10", "a.9.w", "a.10.w", "a.w", "b"]
+
+
+def test_an_index_that_cannot_be_written_is_an_error_of_all_ranks(tmp_path, monkeypatch):
+    """They wait for each other once more: rank 0, which writes it, tells them first."""
+
+    class Telling(Ranks):
+        def gather(self, value):
+            told.append(value)
+            return [value]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room at all")
+
+    told = []
+    monkeypatch.setattr(tensor_files, "FILE_BYTES", 100)
+    monkeypatch.setattr(tensor_files, "write_json", full)
+    with pytest.raises(OSError, match="no room at all"):
+        write(tmp_path, {f"layer.{i}": torch.ones(20) for i in range(3)}, ranks=Telling())
+    assert told[0][1] == (errno.ENOSPC, "[Errno 28] no room at all")
 
 
 def test_several_files_are_cut_by_size_and_read_by_rows(tmp_path, monkeypatch):

@@ -5,27 +5,26 @@ file (`held`), after half of it is written.
 """
 
 import errno
-import os
 import shutil
-import signal
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from stages import checkpoint
 from stages.checkpoint import checkpoint_of, load_checkpoint, save_tensors
 from stages.context import LocalScratch, Stopped
 from stages.engines.processes.ranks import Ranks
+from stages.engines.training import checkpoints
 from stages.engines.training.drain import Drain
-from tests.stages.forks import FORKS
 from tests.stages.test_resume import Told, assert_same, fit
-from tests.waiting import TIMEOUT_S, until
+from tests.waiting import until
 
 copy = Drain._copy
 
 
-def hold(gate: Path, monkeypatch=None):
+def hold(gate: Path, monkeypatch):
     """From now on, copies to the shared folder stay half written while the gate is there."""
 
     def held(self, name):
@@ -37,10 +36,7 @@ def hold(gate: Path, monkeypatch=None):
         copy(self, name)
 
     gate.touch()
-    if monkeypatch:
-        monkeypatch.setattr(Drain, "_copy", held)
-    else:
-        Drain._copy = held
+    monkeypatch.setattr(Drain, "_copy", held)
 
 
 def on_node(folder, local, after=None, make_room=lambda _: None, seconds=0.0):
@@ -61,20 +57,32 @@ def copying():
     return [thread for thread in threading.enumerate() if thread.name == "drain"]
 
 
-def until_killed(folder, local, gate):
-    """In a process of its own: training that is killed when it has made six steps."""
+@pytest.fixture(scope="module")
+def killed_once(tmp_path_factory):
+    """What a kill leaves after six steps: just what lies there then, nothing of which changes.
+
+    On its node's disk is the checkpoint of step 2, in the scratch that of 1 and half of that.
+    """
+    root, left = tmp_path_factory.mktemp("lives"), tmp_path_factory.mktemp("killed")
+    gate = root / "gate"
 
     def after(ctx, step):
         if step == 2:
             until(lambda: steps(ctx.scratch) == [1], "the first checkpoint is in the scratch")
             until(lambda: not copying(), "nothing is on its way")
-            hold(gate)
+            hold(gate, monkeypatch)
         if step == 3:
             until(lambda: list(ctx.scratch.glob(".checkpoint-*/*")), "the next is half copied")
         if step == 6:
-            os.kill(os.getpid(), signal.SIGKILL)
+            for name in ("job", "disk"):
+                shutil.copytree(root / name, left / name)
+            gate.unlink()
 
-    fit(on_node(folder, local, after))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fit(on_node(root / "job", root / "disk", after))
+    assert (steps(left / "job/scratch"), steps(left / "disk")) == ([1], [2])
+    assert list(left.glob("job/scratch/.checkpoint-00000002.tmp/*"))
+    return left
 
 
 @pytest.fixture(scope="module")
@@ -82,19 +90,6 @@ def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     ctx = Told(stage="test", key=None, seed=3, folder=folder, checkpoint_seconds=0)
     return fit(ctx)
-
-
-@pytest.fixture(scope="module")
-def killed_once(tmp_path_factory):
-    """On its node's disk is the checkpoint of step 2, in the scratch that of 1 and half of that."""
-    root = tmp_path_factory.mktemp("killed")
-    process = FORKS.Process(target=until_killed, args=(root / "job", root / "disk", root / "gate"))
-    process.start()
-    process.join(TIMEOUT_S)
-    assert process.exitcode == -signal.SIGKILL
-    assert (steps(root / "job/scratch"), steps(root / "disk")) == ([1], [2])
-    assert list(root.glob("job/scratch/.checkpoint-00000002.tmp/*"))
-    return root
 
 
 @pytest.fixture
@@ -189,21 +184,39 @@ def test_a_checkpoint_on_the_nodes_disk_that_is_damaged_or_half_written_is_passe
     assert_same(undisturbed, fit(on_node(folder, local)))
 
 
+def opens_when_it_waits(gate, monkeypatch, wait):
+    """The steps that were waited for, by a method of the copy; the gate opens not before."""
+    finished, method = [], getattr(Drain, wait)
+
+    def finish(self):
+        gate.unlink(missing_ok=True)
+        finished.append(self.step)
+        return method(self)
+
+    hold(gate, monkeypatch)
+    monkeypatch.setattr(Drain, wait, finish)
+    return finished
+
+
+def test_who_stops_within_a_step_leaves_what_was_saved_before_in_the_scratch(tmp_path, monkeypatch):
+    finished = opens_when_it_waits(tmp_path / "gate", monkeypatch, "join")
+
+    def after(_, step):
+        if step == 4:
+            raise Stopped("while it sampled")
+
+    ctx = on_node(tmp_path / "job", tmp_path / "disk", after)
+    with pytest.raises(Stopped, match="while it sampled"):
+        fit(ctx)
+    assert finished == steps(ctx.scratch) == [1]
+
+
 def test_who_is_told_to_stop_leaves_its_last_step_in_the_scratch(
     tmp_path, monkeypatch, undisturbed
 ):
     """As before the time limit, or at preemption: the job goes on on another node."""
-    folder, gate = tmp_path / "job", tmp_path / "gate"
-    hold(gate, monkeypatch)
-    finished = []
-
-    def finish(self):
-        gate.unlink(missing_ok=True)  # not before it waits
-        finished.append(self.step)
-        return join(self)
-
-    join = Drain.join
-    monkeypatch.setattr(Drain, "join", finish)
+    folder = tmp_path / "job"
+    finished = opens_when_it_waits(tmp_path / "gate", monkeypatch, "settle")
 
     def after(ctx, step):
         if step == 5:
@@ -211,9 +224,33 @@ def test_who_is_told_to_stop_leaves_its_last_step_in_the_scratch(
 
     with pytest.raises(Stopped, match="after step 5"):
         fit(on_node(folder, tmp_path / "disk", after, seconds=10**6))
-    assert finished == [5]
+    assert finished == [5], "while the ranks are together"
     assert first_step(on_node(folder, tmp_path / "other-disk")) == 6
     assert_same(undisturbed, fit(on_node(folder, tmp_path / "other-disk")))
+
+
+def test_a_nodes_disk_that_fails_is_a_node_that_is_lost(killed, monkeypatch):
+    """A disk that fails cannot be had."""
+
+    def read(path):
+        if path.is_relative_to(local):
+            raise OSError(errno.EIO, "the disk is broken")
+        return file_hash(path)
+
+    (folder, local), file_hash = killed, checkpoint.file_hash
+    monkeypatch.setattr(checkpoint, "file_hash", read)
+    assert first_step(on_node(folder, local)) == 2
+
+
+def test_training_goes_on_from_its_nodes_disk_where_the_shared_one_is_full(
+    killed, monkeypatch, capsys, undisturbed
+):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no room at all")
+
+    monkeypatch.setattr(checkpoints, "begin_aside", full)
+    assert_same(undisturbed, fit(on_node(*killed, seconds=10**6)))
+    assert "step 2 is on this node's own disk only" in capsys.readouterr().err
 
 
 def no_room(_):
@@ -270,14 +307,46 @@ def test_a_checkpoint_counts_when_all_ranks_have_copied_their_parts(tmp_path):
     assert files == ["manifest.json", "tensors.safetensors", "values.json"]
 
 
-def test_a_rank_that_cannot_copy_ends_the_copy_of_all(tmp_path):
+def test_a_rank_has_copied_only_once_it_has_said_so(tmp_path, monkeypatch):
+    """Or rank 0 finishes what that one, which then fails, takes away again."""
+    local, aside = tmp_path / "disk", tmp_path / "scratch/.checkpoint-00000007.tmp"
+    for folder in (local, aside):
+        folder.mkdir(parents=True)
+    save_tensors(local, 7, {"x": torch.ones(8)}, {})
+    seen = []
+
+    def refused(_):
+        seen.append(made[0]._own_done.is_set())
+        raise OSError(errno.EDQUOT, "no more files")
+
+    class Told(Drain):
+        def _run(self):
+            made.append(self)
+            super()._run()
+
+    made = []
+    monkeypatch.setattr(Path, "touch", refused)
+    own = ["tensors.safetensors"]
+    assert not Told(checkpoint_of(local, 7), tmp_path / "scratch", 7, own, Ranks(1, 2)).join()
+    assert seen == [False]
+
+
+def test_a_rank_that_cannot_copy_ends_the_copy_of_all(tmp_path, monkeypatch):
+    """Also where it is no longer waited for at that moment."""
+
+    def full(self, _):
+        self._ended.set()
+        raise OSError(errno.ENOSPC, "no room at all")
+
     local, scratch = tmp_path / "disk", tmp_path / "scratch"
     for folder in (local, scratch, scratch / ".checkpoint-00000007.tmp"):
         folder.mkdir()
     save_tensors(local, 7, {"x": torch.ones(8)}, {})
+    monkeypatch.setattr(Drain, "_copy", full)
     first = Drain(checkpoint_of(local, 7), scratch, 7, [], Ranks(0, 2))
-    second = Drain(checkpoint_of(local, 7), scratch, 7, ["not-there"], Ranks(1, 2))
+    second = Drain(checkpoint_of(local, 7), scratch, 7, ["values.json"], Ranks(1, 2))
     assert not second.join()
+    until(lambda: first.is_over, "the first one hears of it")
     assert not first.join()
     assert "rank 1 could not write" in str(first.error)
     assert list(scratch.iterdir()) == []

@@ -126,14 +126,17 @@ def write_tensor_files(
                 hashes[writer.path.name] = writer.close()
             except OSError as own_error:
                 error = error or own_error
+    if split.is_sharded and not ranks.rank:
+        of_all = {**(index_metadata or {}), **split.metadata}
+        index = {"metadata": of_all, "weight_map": split.tensor_to_filename}
+        try:
+            write_json(folder / f"{stem}.safetensors.index.json", index)
+        except OSError as own_error:
+            error = error or own_error
     of_ranks = ranks.gather((hashes, error and (error.errno, str(error))))
     for _, failed in of_ranks:
         if failed:
             raise error or OSError(*failed)
-    if split.is_sharded and not ranks.rank:
-        of_all = {**(index_metadata or {}), **split.metadata}
-        index = {"metadata": of_all, "weight_map": split.tensor_to_filename}
-        write_json(folder / f"{stem}.safetensors.index.json", index)
     everywhere = {name: digest for of_rank, _ in of_ranks for name, digest in of_rank.items()}
     return {name: everywhere[name] for name in names}
 

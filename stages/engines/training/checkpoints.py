@@ -84,8 +84,11 @@ class Checkpoints:
             there = checkpoint_of(self._scratch, step).exists()
             return [] if there else file_names(checkpoint_of(on_node, step))
 
-        if names := self._ranks.first_does(missing):
-            self._begin_to_drain(step, [] if self._ranks.rank else names)
+        try:
+            if names := self._ranks.first_does(missing):
+                self._begin_to_drain(step, [] if self._ranks.rank else names)
+        except OSError as error:
+            self._warn(f"the checkpoint of step {step} is on this node's own disk only: {error}")
 
     def save(self, history: list[Metrics], more: Mapping[str, Any] | None = None) -> bool:
         """A checkpoint of now; whether it was written. `more` comes back beside the history."""

@@ -78,10 +78,11 @@ class Drain:
         try:
             for name in self._own:
                 self._copy(name)
-            self._own_done.set()
             if self._ranks.rank:
+                # First: who has been waited for has either said so or failed.
                 (self._aside / f"{_COPIED}{self._ranks.rank}").touch()
             else:
+                self._own_done.set()
                 self._finish()
         except _Ended:
             pass
@@ -114,14 +115,16 @@ class Drain:
         drop_the_oldest(self._scratch)
 
     def _tell_failure(self) -> None:
-        """On a full disk, once there is room for an empty file."""
+        """On a full disk, once there is room for an empty file; tried once whoever waits."""
         with suppress(OSError):
             for name in self._own:
                 (self._aside / name).unlink(missing_ok=True)
         self._own_done.set()
-        while not self._all_done.is_set() and not self._ended.is_set():
+        while True:
             with suppress(OSError):
                 (self._aside / f"{_FAILED}{self._ranks.rank}").write_text(str(self.error))
+                return
+            if self._all_done.is_set() or self._ended.is_set():
                 return
             time.sleep(_POLL_S)
 

@@ -125,6 +125,10 @@ class Journal:
         # Also where it failed: a try costs as much, and a disk is hardly ever full for one step.
         self._tried_at = time.monotonic()
 
+    def settle(self) -> None:
+        """Wait until the last checkpoint counts; all ranks do."""
+        self._checkpoints.settle()
+
     def publish(self, kind: str, num_steps: int, path: Path) -> None:
         """The rows of all steps as one file, one row group per step."""
         self._settle(sync=False)

@@ -156,6 +156,7 @@ def train(
                 checkpoints.save(history)
                 saved_at = time.monotonic()
             if stop:
+                checkpoints.settle()  # while the ranks can still tell each other how it went
                 ranks.part()
                 raise Stopped(f"stopped after step {step} of {plan.num_steps}")
             started = time.monotonic()
