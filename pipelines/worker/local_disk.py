@@ -14,6 +14,7 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -75,7 +76,8 @@ class LocalDisk:
                 time.sleep(POLL_S)
                 continue
             try:
-                if not self._path(name).is_dir():
+                # Programs that clean disks remove single files: what has lost its own is remade.
+                if not (self._path(name) / _SIZE).is_file():
                     self._make(name, size, fill)
             except BaseException:
                 self._lock_file(name).unlink(missing_ok=True)
@@ -91,6 +93,7 @@ class LocalDisk:
         path = self._path(name)
         try:
             os.utime(path / _SIZE)
+            os.utime(lock)  # old files are what such programs remove; a lock must stay
         except FileNotFoundError:
             os.close(lock)
             return None
@@ -123,7 +126,8 @@ class LocalDisk:
         aside = self._aside(name)
         try:
             with self._alone():
-                atomic.remove(aside)
+                for left in (aside, self._path(name)):
+                    atomic.remove(left)
                 self._make_room(size)
                 aside.mkdir(mode=0o700)
                 (aside / _SIZE).write_text(str(size))
@@ -175,7 +179,8 @@ class LocalDisk:
             each.name
             for each in os.scandir(self.folder)
             if each.is_dir(follow_symlinks=False)
-            and (each.name.endswith(".aside") if aside else not each.name.startswith("."))
+            and each.name.startswith(".") is aside
+            and (not aside or each.name.endswith(".aside"))
         ]
 
     def _last_used(self, name: str) -> float:
@@ -232,6 +237,13 @@ def open_disk(settings: StageIn) -> LocalDisk:
     parent = Path(text)
     # Only the last part is made: where a disk is not mounted, its folder lies on another one.
     parent.mkdir(exist_ok=True)
+    mode = parent.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise PermissionError(
+            errno.EACCES,
+            "every user may rename what others have in it: it needs the sticky bit (`chmod +t`)",
+            text,
+        )
     folder = parent / f"lockstep-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     known = folder.lstat()

@@ -9,7 +9,9 @@ Always true:
 - Nothing fails for want of a local disk: the job then reads the shared folder, and says why.
 """
 
+import errno
 import os
+import re
 import secrets
 import sys
 import time
@@ -250,11 +252,17 @@ def _name_of(scratch: Path) -> str:
     path = scratch / ".name"
     if not path.exists():
         aside = atomic.unique(path)
-        aside.write_text(secrets.token_hex(8), encoding="utf-8")
-        with suppress(FileExistsError):
+        atomic.write_text(aside, secrets.token_hex(8))  # synced: an empty one is that of many
+        try:
             os.link(aside, path)
-        aside.unlink()
-    return path.read_text(encoding="utf-8")
+        except FileExistsError:
+            pass
+        finally:
+            aside.unlink()
+    name = path.read_text(encoding="utf-8")
+    if not re.fullmatch("[0-9a-f]{16}", name):
+        raise OSError(errno.EINVAL, "damaged: remove it", str(path))
+    return name
 
 
 def _texts(paths: Mapping[str, Path]) -> dict[str, str]:

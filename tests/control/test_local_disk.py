@@ -47,6 +47,12 @@ def test_the_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder.chmod(0o755)
     with pytest.raises(OSError, match="others may change or read it"):
         open_disk(settings)
+    folder.chmod(0o700)
+    folder.parent.chmod(0o1777)
+    open_disk(settings)
+    folder.parent.chmod(0o777)
+    with pytest.raises(PermissionError, match="sticky"):
+        open_disk(settings)
     for wrong in ("/no/such/disk", "$NO_SUCH_VARIABLE/local"):
         with pytest.raises(FileNotFoundError):
             open_disk(StageIn(folder=wrong, size="10M"))
@@ -70,6 +76,24 @@ def test_the_least_recently_used_goes_first_and_never_what_is_held(disk: LocalDi
     held.close()
     put(disk, "large", 9)
     assert entries(disk) == ["large"]
+
+
+def test_an_entry_that_a_cleaner_of_disks_was_at_is_made_anew(disk: LocalDisk) -> None:
+    """Such programs remove single files that are old; locks that are in use do not look old."""
+    put(disk, "a")
+    lock = disk.folder / ".a.lock"
+    os.utime(lock, (0, 0))
+    (disk.folder / "a/data").unlink()
+    (disk.folder / "a/.size").unlink()
+    put(disk, "a")
+    assert (disk.folder / "a/data").stat().st_size == MB
+    assert lock.stat().st_mtime > 0
+
+
+def test_an_input_may_be_called_anything(disk: LocalDisk) -> None:
+    put(disk, "hash.aside")
+    put(disk, "other")
+    assert entries(disk) == ["hash.aside", "other"]
 
 
 def test_a_copy_that_fails_leaves_nothing(disk: LocalDisk) -> None:

@@ -14,7 +14,7 @@ from pipelines.identity.hashing import hash_bytes
 from pipelines.identity.spec import Artifact, Spec
 from pipelines.ledger.task import Task
 from pipelines.worker.inputs import check_inputs
-from pipelines.worker.stage_in import Staging, staging
+from pipelines.worker.stage_in import Staging, _name_of, staging
 from stages.context import Context, StageError, Stopped
 from tests.control.made_up import SPEC
 from tests.ledger_values import SLURM, launch
@@ -150,6 +150,16 @@ def test_ranks_read_from_their_disks_what_every_node_has(
             job.agree()
             assert job.inputs == {"model": node.root / "model", "rows": first.local["rows"]}
     assert "the input `model` is read from the shared folder: a node does" in capfd.readouterr().err
+
+
+def test_checkpoints_of_different_runs_never_share_a_folder(tmp_path: Path) -> None:
+    first, again, other = tmp_path / "1", tmp_path / "1", tmp_path / "2"
+    other.mkdir()
+    first.mkdir()
+    assert _name_of(first) == _name_of(again) != _name_of(other)
+    (other / ".name").write_text("")  # as a crash of the file system may leave it
+    with pytest.raises(OSError, match="damaged: remove it"):
+        _name_of(other)
 
 
 def test_messages_name_the_paths_that_people_know(node: Node) -> None:
