@@ -69,7 +69,8 @@ def parse_host(text: str, where: str, default_folder: str) -> Host:
     """`user@login:folder`; `where` names who gave it, for errors."""
     form = _FORM.fullmatch(text)
     # ssh would take what begins with a dash for an option.
-    if form is None or text.startswith("-") or "\0" in text or "\n" in text:
+    machine_is_option = form and (form[2] or form[3]).startswith("-")
+    if form is None or machine_is_option or text.startswith("-") or "\0" in text or "\n" in text:
         raise LockstepError(
             f"{where}: {text!r} is no host: write user@login:folder, or a name of ~/.ssh/config "
             f"(folder: {default_folder} in the home folder there, unless given); {HERE} is this "

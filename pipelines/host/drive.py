@@ -41,10 +41,9 @@ def drive(host: Host, name: str, words: list[str]) -> int:
     repository, console = Repository.find(), Console(sys.stderr)
     connection = connect(host)
     console.line(f"on {host.name}")
-    if name in SENDING:
-        send(connection, repository.root, console.line)
+    files = send(connection, repository.root, console.line) if name in SENDING else ""
     if name == "run":
-        status = _run(connection, [name, *words], console)
+        status = _run(connection, [name, *words], files, console)
     elif name == "up":
         status = _up(connection, [name, *words], console)
     elif name == "ui":
@@ -61,9 +60,9 @@ def drive(host: Host, name: str, words: list[str]) -> int:
     return status
 
 
-def _run(connection: Connection, words: list[str], console: Console) -> int:
+def _run(connection: Connection, words: list[str], files: str, console: Console) -> int:
     columns = get_terminal_size().columns if sys.stdout.isatty() else 0
-    settings = json.dumps({"versions_here": versions(), "columns": columns})
+    settings = json.dumps({"versions_here": versions(), "columns": columns, "files": files})
     follow = connection.python(THERE, "follow", settings, *words)
     status = relay(connection.command(follow))
     if status == LOST:

@@ -3,7 +3,6 @@
 import http.client
 import json
 import re
-import shlex
 import socket
 from contextlib import suppress
 from pathlib import Path
@@ -63,8 +62,7 @@ def say_servers(forwarding: Forwarding, console: Console) -> None:
     for name, title in (("mlflow", "MLflow"), ("prefect", "Prefect"), ("ui", "pages")):
         port = urlsplit(servers[name]["url"]).port
         console.line(f"{title:<8} http://{HOST}:{forwarding.to(port or 80)}")
-    password = f"ssh {shlex.quote(host.address)} cat {host.folder}/.lockstep/servers.password"
-    console.line(f"their password: {password}")
+    console.line(f"their password: {host.by_hand('cat .lockstep/servers.password')}")
     console.line("the link of the pages: lockstep ui, with the same host")
 
 

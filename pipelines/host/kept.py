@@ -72,9 +72,20 @@ class KeptRun:
         noted = self.folder / "process.json"
         while self.lives and not noted.exists():
             time.sleep(POLL_S)
-        if self.lives:
-            with suppress(ProcessLookupError):
-                os.kill(atomic.load_json(noted)["pid"], number)
+        if not self.lives:
+            return
+        process = atomic.load_json(noted)
+        if process["host"] != atomic.here():
+            # Its number is that of another process here.
+            print(
+                f"the run lives on {process['host']}, and {number.name} does not reach it from "
+                f"{atomic.here()}: `lockstep cancel` cancels its jobs",
+                file=sys.stderr,
+                flush=True,
+            )
+            return
+        with suppress(ProcessLookupError):
+            os.kill(process["pid"], number)
 
 
 def home_of(repository: Repository) -> Path:
@@ -129,7 +140,7 @@ def run_lockstep(words: list[str]) -> int:
 
 def main(folder: str, *words: str) -> int:
     here = Path(folder)
-    atomic.write_json(here / "process.json", {"pid": os.getpid()})
+    atomic.write_json(here / "process.json", {"pid": os.getpid(), "host": atomic.here()})
     console.PROGRESS_FILE = here / "progress"
     status = run_lockstep(list(words))
     atomic.write_json(here / "ended.json", {"status": status})

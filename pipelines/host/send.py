@@ -17,6 +17,7 @@ from pipelines.host.ssh import Connection, fail
 from pipelines.host.trees import (
     AUTHOR,
     BASE,
+    LARGE,
     OWN_INDEX,
     THERE,
     UNDER_WAY,
@@ -24,6 +25,7 @@ from pipelines.host.trees import (
     commit_tree,
     git,
     is_known,
+    large_files,
     snapshot,
     snapshot_script,
     tree_of,
@@ -37,10 +39,21 @@ _BUSY, _CHANGED = 75, 76
 _SNAPSHOT = snapshot_script(OWN_INDEX, "index")
 _IGNORE = (
     'ignored="$(git rev-parse --git-path info/exclude)"; mkdir -p "$(dirname "$ignored")"; '
-    'grep -qsx /.venv "$ignored" || printf "%s\\n" /.lockstep /.venv >>"$ignored"'
+    'grep -qsx /.venv "$ignored" || printf "%s\\n" "" /.lockstep /.venv >>"$ignored"'
 )
 """Also in a clone that has no .gitignore yet."""
 _KEEP_INDEX = f'mv -f "$index" "$git/{OWN_INDEX}"; unset GIT_INDEX_FILE'
+_TOO_LARGE = (
+    f"untracked, and larger than {LARGE // 10**6} MB: all files go through git. Have git ignore it "
+    "(.gitignore, .git/info/exclude), or remove it"
+)
+_LOOK_FOR_LARGE = (
+    "large=$(git ls-files -o --exclude-standard -z | sed -z 's|^|./|' | "
+    f"xargs -0 -r sh -c 'find \"$@\" -prune -type f -size +{LARGE}c' sh); "
+    f'[ -z "$large" ] || {{ printf "%s\\n" "lockstep: there:" "$large" {shlex.quote(_TOO_LARGE)} '
+    ">&2; exit 2; }"
+)
+GITLINK = "160000"
 MOST_NAMES = 8
 
 
@@ -56,23 +69,28 @@ class Seen:
     tree: str
 
 
-def send(connection: Connection, root: Path, say: Callable[[str], None]) -> None:
-    """Have the clone there hold what lies here; refuse where somebody changed something there."""
+def send(connection: Connection, root: Path, say: Callable[[str], None]) -> str:
+    """Have the clone there hold what lies here; refuse where somebody changed something there.
+
+    The commit of these files.
+    """
+    if large := large_files(root):
+        raise LockstepError(f"{_names(large)}: {_TOO_LARGE}")
     head = git(root, "rev-parse", "--verify", "HEAD^{commit}").decode().strip()
     seen = look(connection)
-    is_first = not seen.base
-    if is_first and seen.head and not is_known(root, seen.head):
-        raise LockstepError(
-            f"{connection.host.name} is at commit {seen.head[:12]}, which this clone does not "
-            "have: `git fetch` it, or check out one there that both have"
-        )
+    if not seen.base:
+        _check_head(connection, root, seen)
     _fetch(connection, root, seen)
+    # Of a commit that a command has brought, from whichever clone, this one has now heard.
+    _check_head(connection, root, seen)
     here, there = tree_of(root, snapshot(root)), tree_of(root, seen.tree)
     base = tree_of(root, seen.base or seen.head)
     found = reconcile(here.files, there.files, base.files, tree_of(root, seen.under_way).files)
     if found.conflicts:
         last = BASE if seen.base else "HEAD"
         raise _conflict(connection, found.conflicts, last)
+    if nested := [path for path, (mode, _) in here.files.items() if mode == GITLINK]:
+        say(f"repositories within this one are not sent: {_names(nested)}")
     if found.only_there:
         say(f"only there, and left as they are: {_names(found.only_there)}")
     write_here(root, found.bring)
@@ -81,13 +99,14 @@ def send(connection: Connection, root: Path, say: Callable[[str], None]) -> None
     sent = commit_tree(root, write_tree(root, found.sent), [head])
     whole = commit_tree(root, write_tree(root, found.whole), [sent])
     if (seen.head, seen.base, seen.tree) == (head, sent, tree_of(root, whole).name):
-        return
+        return sent
     paths = there.files.keys() | found.whole.keys()
     differ = sorted(path for path in paths if there.files.get(path) != found.whole.get(path))
     if differ:
         say(f"sending {_names(differ)}")
     _push(connection, root, {sent: UNDER_WAY, whole: WHOLE})
     _check_out(connection, seen, whole, sent, head, differ)
+    return sent
 
 
 def bring_back(connection: Connection, root: Path, say: Callable[[str], None]) -> None:
@@ -121,7 +140,7 @@ def look(connection: Connection) -> Seen:
         "head=$(git rev-parse -q --verify HEAD^{commit}); "
         f"base=$(git rev-parse -q --verify {BASE}); "
         f"under_way=$(git rev-parse -q --verify {UNDER_WAY}); "
-        f"{_IGNORE}; {_SNAPSHOT}; {_KEEP_INDEX}; last=${{base:-$head}}; "
+        f"{_IGNORE}; {_LOOK_FOR_LARGE}; {_SNAPSHOT}; {_KEEP_INDEX}; last=${{base:-$head}}; "
         f"there=$({author} git commit-tree $tree ${{last:+-p $last}} -m 'files there' </dev/null) "
         f"&& git update-ref {THERE} $there || exit 2; "
         """printf '%s\\n' "head $head" "base $base" "under_way $under_way" "there $there" """
@@ -129,6 +148,15 @@ def look(connection: Connection) -> Seen:
     )
     lines = (line.partition(" ") for line in connection.read(script).splitlines())
     return Seen(**{key: value for key, _, value in lines})
+
+
+def _check_head(connection: Connection, root: Path, seen: Seen) -> None:
+    """A commit that only the clone there has would be left without a name."""
+    if seen.head and not is_known(root, seen.head):
+        raise LockstepError(
+            f"{connection.host.name} is at commit {seen.head[:12]}, which this clone does not "
+            "have: `git fetch` it, or check out one there that both have"
+        )
 
 
 def _check_out(
@@ -140,7 +168,13 @@ def _check_out(
         f"git update-ref --no-deref HEAD {head} && "
         "git read-tree HEAD && { git update-index -q --refresh || :; }"
     )
+    # A run that was started takes the clone's lock a moment later; it holds its own all along.
+    runs = (
+        "for run in .lockstep/host/*/alive; do "
+        f'[ ! -e "$run" ] || flock -s -w {LOCK_WAIT_S} -E {_BUSY} "$run" true || exit {_BUSY}; done'
+    )
     change = (
+        f"{runs}; {_in_the_way(seen.tree, whole)}; "
         f'{_SNAPSHOT}; [ "$tree" = {seen.tree} ] || exit {_CHANGED}; '
         f"git read-tree -m -u {seen.tree} {whole} || exit 2; {_KEEP_INDEX}; {settle}"
     )
@@ -151,12 +185,24 @@ def _check_out(
     )
     changed = f"somebody is changing files in {connection.host.name}: rerun the command"
     locked = (
-        f"mkdir -p .lockstep && flock -w {LOCK_WAIT_S} -E {_BUSY} .lockstep/run.lock "
+        f"mkdir -p .lockstep/host && flock -w {LOCK_WAIT_S} -E {_BUSY} .lockstep/host/lock "
+        f"flock -w {LOCK_WAIT_S} -E {_BUSY} .lockstep/run.lock "
         f"sh -c {shlex.quote(change)}; status=$?; "
         f"[ $status != {_BUSY} ] || {fail(busy)}; [ $status != {_CHANGED} ] || {fail(changed)}; "
         "exit $status"
     )
     connection.read(connection.in_folder(locked if differ else settle))
+
+
+def _in_the_way(seen: str, whole: str) -> str:
+    """Commands of sh that refuse to replace files that git ignores there, as it would itself."""
+    list_them = 'for path; do { [ -e "$path" ] || [ -L "$path" ]; } && echo "$path"; done; :'
+    added = f"git diff-tree -r -z --name-only --diff-filter=A {seen} {whole}"
+    ignored = "lockstep: files there, which git ignores there, would be replaced: move them away:"
+    return (
+        f"lie=$({added} | xargs -0 -r sh -c {shlex.quote(list_them)} sh); "
+        f'[ -z "$lie" ] || {{ printf "%s\\n" {shlex.quote(ignored)} "$lie" >&2; exit 2; }}'
+    )
 
 
 def _conflict(connection: Connection, paths: Iterable[str], last: str) -> LockstepError:
@@ -176,7 +222,7 @@ def _fetch(connection: Connection, root: Path, seen: Seen) -> None:
         wanted[f"+{UNDER_WAY}"] = UNDER_WAY
     if not all(is_known(root, name) for name in (seen.there, seen.under_way) if name):
         refs = [f"{theirs}:{ours}" for theirs, ours in wanted.items()]
-        options = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-maintenance"]
+        options = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc"]
         words = ["fetch", *options, connection.host.url, *refs]
         git(root, *words, variables=connection.for_git)
     git(root, "update-ref", THERE, seen.there)

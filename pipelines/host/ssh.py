@@ -22,8 +22,8 @@ LOST = 255
 """The exit status of ssh where it is the connection that failed."""
 _ALIVE = ("ServerAliveInterval=15", "ServerAliveCountMax=4")
 """A network that is gone is noticed after a minute."""
-_LONGEST_SOCKET = 40
-"""The longest folder: a socket's whole path may have 107 characters."""
+_LONGEST_SOCKET = 36
+"""The longest folder: a socket's whole path may have 107 characters, of which ssh needs 71."""
 
 
 @dataclass(frozen=True)

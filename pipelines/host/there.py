@@ -17,9 +17,11 @@ from pathlib import Path
 
 from pipelines.base.console import Console, ago, say_anything
 from pipelines.base.errors import LockstepError
+from pipelines.base.git import git
 from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.host.kept import KeptRun, home_of, latest, run_lockstep, start
+from pipelines.host.trees import BASE
 
 POLL_S = 0.1
 SIGNALS = ("SIGINT", "SIGTERM")
@@ -52,14 +54,18 @@ def versions() -> dict[str, str]:
     return found
 
 
-def follow(words: list[str], versions_here: dict[str, str], columns: int) -> int:
+def follow(words: list[str], versions_here: dict[str, str], columns: int, files: str) -> int:
     """Show the run of these words from its beginning to its end; returns its exit status.
 
-    `columns` are those of the terminal at the other end; 0: there is none.
+    `columns` are those of the terminal at the other end; 0: there is none. `files` is the commit
+    that was brought for it.
     """
     repository = Repository.find()
     with hold_lock(home_of(repository) / "lock", wait=True):
-        run = _find(repository, words) or _start(repository, words, versions_here)
+        if (run := _find(repository, words)) is None:
+            if (git(repository.root, "rev-parse", BASE) or "").strip() != files:
+                raise LockstepError("other files were brought there meanwhile: rerun the command")
+            run = _start(repository, words, versions_here)
     _obey(run.send, lambda: os._exit(0))
     if columns:
         os.environ["COLUMNS"] = str(columns)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +51,10 @@ def snapshot_script(*begin_with: str) -> str:
     )
 
 
+LARGE = 100_000_000
+"""The most bytes of an untracked file: git keeps a copy of each, on both sides."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """A tree of git, and the files in it."""
@@ -62,6 +67,17 @@ def snapshot(root: Path) -> str:
     """The tree of the files that lie here."""
     script = f'{snapshot_script("index")}; echo "$tree"'
     return _done(["sh", "-c", script], root, "read the files here").decode().strip()
+
+
+def large_files(root: Path) -> list[str]:
+    """Untracked files that are too large to go through git."""
+    listed = git(root, "ls-files", "--others", "--exclude-standard", "-z").split(b"\0")
+    found = []
+    for name in map(os.fsdecode, filter(None, listed)):
+        with suppress(OSError):
+            if (root / name).lstat().st_size > LARGE:
+                found.append(name)
+    return found
 
 
 def tree_of(root: Path, name: str) -> Tree:

@@ -64,7 +64,7 @@ def test_a_run_outlives_its_connection_and_ends_with_the_bytes_of_one_here(
     assert "goes on there: the same command follows it again" in said
     # The command there is the same process as before: it waits for the same job.
     again = laptop.start("run", "sft")
-    assert "following the run that began" in until_said(again, " run")
+    until_said(again, "following the run that began")
     assert "running" in laptop.clone.run("lockstep", "status").stdout
     laptop.there.release()
     said = succeeded(again)
@@ -79,9 +79,8 @@ def test_a_run_outlives_its_connection_and_ends_with_the_bytes_of_one_here(
     assert not {"sending", "brought"} & set(said.split())
 
 
-def test_ctrl_c_twice_leaves_the_job_and_once_cancels_it(
-    laptop: Laptop, undisturbed_lock: str
-) -> None:
+def test_ctrl_c_twice_leaves_the_job_and_once_cancels_it(laptop: Laptop) -> None:
+    """And with the params changed here, those are of the next run there."""
     driver, row = laptop.start_training()
     driver.send_signal(signal.SIGINT)
     until_said(driver, "press Ctrl-C again to leave them running")
@@ -99,14 +98,7 @@ def test_ctrl_c_twice_leaves_the_job_and_once_cancels_it(
     assert "SIGINT received: the running stages were cancelled" in said
     assert laptop.there.status()["state"] == "cancelled"
     laptop.there.release()
-    succeeded(laptop.start("run", "sft"))
-    assert laptop.lock() == undisturbed_lock
-
-
-def test_params_changed_here_are_those_of_the_run_there(laptop: Laptop) -> None:
-    laptop.there.release()
     laptop.clone.set_params(sft__epochs=1)
     said = succeeded(laptop.start("run", "sft"))
     assert "sending params.yaml" in said
-    assert laptop.there.steps() == [1]
     assert "epochs: 1\n" in laptop.lock()
