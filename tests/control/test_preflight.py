@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.config.preflight import Preflight
 from pipelines.config.profiles import Resources, load_profile
+from pipelines.driver.activity import why_it_waits
 from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt
 from pipelines.ledger.preflight import BadNode, NodeReport, report_path
@@ -203,6 +204,13 @@ def test_a_job_that_was_cancelled_after_it_left_its_node_has_no_successor(
     outcome = outcome_of(attempt)
     assert (outcome.elsewhere, outcome.try_again) == (elsewhere, elsewhere)
     assert ("bad node two" in outcome.what) is elsewhere
+
+
+def test_a_job_without_enough_nodes_left_says_so(attempt: Attempt) -> None:
+    """Slurm keeps it in the queue, with this word and no priority."""
+    jobs = {"7": SlurmJob("7", "PENDING", reason="BadConstraints")}
+    attempt.write(SchedulerView(jobs=jobs))
+    assert "too few nodes without one, which are bad" in why_it_waits(attempt)
 
 
 @pytest.mark.parametrize(
