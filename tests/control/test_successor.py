@@ -22,7 +22,11 @@ from pipelines.slurm.successor import begin, end
 from tests.control.test_scheduler import FakeSlurm
 from tests.ledger_values import ORIGIN, SLURM, launch, task_report
 
-TAKES = '#!/bin/sh\necho "sbatch $(cat $2 | grep exclude)" >> {folder}/calls\necho 9\n'
+TAKES = """#!/bin/sh
+said=$(sed -nE 's/^#SBATCH --(exclude|dependency)/\\1/p' $2)
+echo sbatch $said >> {folder}/calls
+expr 20 + $(grep -c sbatch {folder}/calls)
+"""
 UPDATES = '#!/bin/sh\n[ "$1" = update ] || exit 1\necho "scontrol $*" >> {folder}/calls\n{then}\n'
 BAD = BadNode("two", "it is broken")
 
@@ -72,10 +76,24 @@ def test_who_was_killed_before_its_place_was_in_the_queue_takes_another(slurm: F
     waits = link(slurm, "rollout@1", "RUNNING", upstream=("sft",))
     name_successor(waits, link(slurm, "rollout@1~2", upstream=("sft",)))
     assert begin(waits.folder) == LINK_ELSEWHERE
-    assert len(calls(slurm, "sbatch")) == 1
+    assert calls(slurm, "sbatch") == ["sbatch dependency=afterany:8 exclude=old"]
     again = waits.attempt.successor
     assert again
-    assert (again.folder.name, again.jobs) == ("rollout@1~3", ["9"])
+    assert (again.folder.name, again.jobs) == ("rollout@1~3", ["21"])
+
+
+def test_who_needs_a_stage_that_was_killed_before_its_successor_was_there_queues_it(
+    slurm: FakeSlurm,
+) -> None:
+    killed = link(slurm, "sft", "PREEMPTED")
+    waits = link(slurm, "rollout@1", "RUNNING", upstream=("sft",))
+    assert begin(waits.folder) == LINK_ELSEWHERE
+    first, second = calls(slurm, "sbatch")
+    assert "dependency" not in first
+    assert "dependency=afterany:21 " in second
+    goes_on = killed.attempt.successor
+    assert goes_on
+    assert goes_on.launched.restarts_before == 1
 
 
 def test_who_cannot_wait_again_gives_its_stage_up_and_says_why(slurm: FakeSlurm) -> None:
@@ -119,4 +137,4 @@ def test_a_successor_of_which_slurm_was_not_told_may_meet_a_bad_node(
     assert end(first.folder) == 0
     assert begin(second.folder) == 0
     assert second.attempt.launched.excluded == ()
-    assert calls(slurm, "sbatch") == ["sbatch #SBATCH --exclude=old,two"]
+    assert calls(slurm, "sbatch") == ["sbatch dependency=afternotok:9 exclude=old,two"]
