@@ -47,4 +47,7 @@ def why_it_waits(attempt: Attempt) -> str:
     waiting = [job for job in attempt.scheduler.jobs.values() if job.reason]
     held = [job.id for job in waiting if "held" in job.reason.lower()]
     reasons = ", ".join(sorted({job.reason for job in waiting}))
+    if "BadConstraints" in reasons and (bad := attempt.bad_nodes):
+        nodes = ", ".join(each.node for each in bad)
+        return f"{reasons}; too few nodes without {nodes}, which are bad: lockstep cancel ends it"
     return f"{reasons}; scontrol release {held[0]}" if held else reasons

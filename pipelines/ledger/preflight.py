@@ -49,6 +49,11 @@ def node_reports(attempt: Path, restart: int) -> list[NodeReport]:
     return _read(attempt, f"{restart:03}/*node-*.json")
 
 
+def num_reports(attempt: Path, restart: int) -> int:
+    """How many ranks have said something of their own node; it reads none of that."""
+    return sum(1 for _ in attempt.glob(f"preflight/{restart:03}/*node-*.json"))
+
+
 def bad_nodes_of(
     attempt: Path, restart: int | None = None, label: str = "*"
 ) -> tuple[BadNode, ...]:

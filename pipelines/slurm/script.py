@@ -182,7 +182,8 @@ def _after(batch: Batch) -> list[str]:
         f"if [ -e {mark} ]; then",
         f"  exclude=$(cat {mark})",
         f"  rm -f {mark}",
-        *(_requeue(batch) if batch.resources.requeue else ()),
+        *(_spare_the_others() if batch.shards is not None else ()),
+        *(_requeue() if batch.resources.requeue else ()),
         *(['  [ -z "$exclude" ] || ' + _of_link(batch, "end")] if batch.chained else []),
         # Ended badly: a driver goes on in a new job, or the successor does.
         "  exit 1",
@@ -193,7 +194,7 @@ def _after(batch: Batch) -> list[str]:
     ]
 
 
-def _requeue(batch: Batch) -> list[str]:
+def _requeue() -> list[str]:
     return [
         # The controller may be away for a moment: ask again before the job is given up.
         "  for try in 1 2 3 4 5; do",
@@ -202,7 +203,6 @@ def _requeue(batch: Batch) -> list[str]:
         "  done",
         # A job that was cancelled is no longer RUNNING, and must not come back.
         '  if [ "$state" = RUNNING ]; then',
-        *(_spare_the_others() if batch.shards is not None else ()),
         "    for try in 1 2 3 4 5; do",
         '      if answer=$(scontrol requeue "$job" 2>&1); then',
         # By now Slurm ends this script, by a SIGTERM that must not come between; and as long as it
@@ -227,8 +227,8 @@ def _spare_the_others() -> list[str]:
     Those that run cannot be changed, which Slurm says, and which does not matter.
     """
     return [
-        '    [ -z "$exclude" ] ||',
-        '      scontrol update JobId="$SLURM_ARRAY_JOB_ID" ExcNodeList="$exclude"',
+        '  [ -z "$exclude" ] ||',
+        '    scontrol update JobId="$SLURM_ARRAY_JOB_ID" ExcNodeList="$exclude"',
     ]
 
 

@@ -27,7 +27,7 @@ from pipelines.base.locks import hold_lock
 from pipelines.base.repository import Repository
 from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt
-from pipelines.ledger.preflight import exclude_flag
+from pipelines.ledger.preflight import BadNode, each_once, exclude_flag
 from pipelines.ledger.reports import Result
 from pipelines.ledger.state import WAITING, State
 from pipelines.ledger.successor import Successor
@@ -92,7 +92,9 @@ class _Chain:
     def begin(self, link: Link) -> int:
         attempt, earlier = link.attempt, link.predecessor
         named = attempt.successor
-        if named and Link(named.folder).order.predecessor is None:
+        if named and not named.jobs:
+            self.scheduler.refresh(now=True)  # whoever submitted it may have been killed since
+        if named and named.jobs and Link(named.folder).order.predecessor is None:
             return LINK_ELSEWHERE  # so another task of the same array has found
         if attempt.was_cancelled or (attempt.result and resolved(link.folder) is None):
             return LINK_OVER
@@ -103,29 +105,43 @@ class _Chain:
             if why := self._why_over(earlier):
                 self.give_up(link, why)
                 return LINK_OVER
-            launch = replace(attempt.launched, restarts_before=_restarts(earlier))
-            attempt.write(replace(launch, excluded=earlier.attempt.bad_nodes))
+            attempt.write(replace(attempt.launched, restarts_before=_restarts(earlier)))
         if is_done(self.folder, link.stage):
             return 0  # another copy was faster: the worker finds all there
-        jobs, lost = self._waits_for(link)
-        if lost and link.stage != RECORDER:
-            self.give_up(link, "; ".join(f"{stage}: {why}" for stage, why in lost.items()))
+        try:
+            jobs, lost = self._waits_for(link)
+            if lost and link.stage != RECORDER:
+                self.give_up(link, "; ".join(f"{stage}: {why}" for stage, why in lost.items()))
+                return LINK_OVER
+            if jobs:
+                self._queue(link, behind=jobs, restarts=attempt.launched.restarts_before)
+                print(f"{link.stage}: waiting again, for {', '.join(jobs)}", flush=True)
+                return LINK_ELSEWHERE
+        except LockstepError as error:
+            if link.stage == RECORDER:
+                raise  # it records what is there
+            self.give_up(link, f"it cannot wait any longer for what it needs: {error}")
             return LINK_OVER
-        if jobs:
-            self._queue(link, behind=jobs, restarts=attempt.launched.restarts_before)
-            print(f"{link.stage}: waiting again, for {', '.join(jobs)}", flush=True)
-            return LINK_ELSEWHERE
         self._provide(link)
         return 0
 
     def spare_nodes(self, successor: Link, attempt: Attempt) -> None:
-        """Have Slurm start a successor on other nodes than those that were found to be bad."""
-        bad = exclude_flag(attempt.launched.resources.exclude, attempt.bad_nodes)
-        for job in _live_jobs(successor):
-            try:
-                ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={bad}"])
-            except (SlurmSilent, LookupError) as error:
-                print(f"job {job}: {error}", file=sys.stderr, flush=True)
+        """Have Slurm start a successor on other nodes than those that were found to be bad.
+
+        If that fails, it may come to one, and finds it bad for itself: it was not told of it.
+        """
+        launch = successor.attempt.launched
+        excluded = each_once((*launch.excluded, *attempt.bad_nodes))
+        if excluded == launch.excluded:
+            return
+        flag = exclude_flag(launch.resources.exclude, excluded)
+        try:
+            for job in _live_jobs(successor):
+                ask(["scontrol", "update", f"JobId={job}", f"ExcNodeList={flag}"])
+        except (SlurmSilent, LookupError) as error:
+            print(f"{successor.stage}, its successor: {error}", file=sys.stderr, flush=True)
+            return
+        successor.attempt.write(replace(launch, excluded=excluded))
 
     def give_up(self, link: Link, why: str) -> None:
         """Take out of the queue what can only fail: its successor, and all that need the stage."""
@@ -156,7 +172,9 @@ class _Chain:
         if restarts >= launch.resources.requeues:
             return
         if (named := attempt.successor) and _live_jobs(Link(named.folder)):
-            return  # queued before Slurm started this job again
+            # Queued before Slurm started this job again, perhaps elsewhere.
+            self.spare_nodes(Link(named.folder), attempt)
+            return
         own = os.environ.get("SLURM_ARRAY_JOB_ID") or os.environ["SLURM_JOB_ID"]
         others = [job for job in attempt.jobs if job != own]
         # Of several arrays any may end badly: behind all of them, it finds out.
@@ -181,7 +199,7 @@ class _Chain:
                 link.attempt.launched,
                 time=time.time(),
                 restarts_before=restarts,
-                excluded=link.attempt.bad_nodes,
+                excluded=_bad_nodes(link),
                 token=None,
                 job=None,
                 jobs=(),
@@ -270,6 +288,12 @@ def _restarts(link: Link) -> int:
     attempt = link.attempt
     moved = outcome_of(attempt).elsewhere  # a bad node is not the stage's fault
     return attempt.launched.restarts_before + attempt.restarts + (not moved)
+
+
+def _bad_nodes(link: Link) -> tuple[BadNode, ...]:
+    """Those that a link, or one before it, has been told of or has found."""
+    earlier = link.predecessor
+    return each_once((*(_bad_nodes(earlier) if earlier else ()), *link.attempt.bad_nodes))
 
 
 def _has_ended(link: Link) -> bool:

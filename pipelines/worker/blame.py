@@ -66,7 +66,8 @@ def late(
     if silent:
         why = f"it has been silent in collectives, which did not end within {seconds:g} s"
         return tuple(BadNode(nodes[rank], f"rank {rank}: {why}") for rank in silent)
-    inside = [rank for rank in nodes if str(now[rank]["at"]).endswith(INSIDE)]
+    # A heartbeat that was there may be unreadable for a moment.
+    inside = [rank for rank in nodes if str(now.get(rank, {}).get("at")).endswith(INSIDE)]
     if len(inside) == len(nodes):
         return ()
     why = f"the exchange among its ranks did not end within {seconds:g} s"

@@ -19,7 +19,7 @@ from pipelines.ledger.task import Task
 
 _ASKED = (
     *("index", "uuid", "memory.total", "memory.used"),
-    "ecc.errors.uncorrected.volatile.total",
+    *("ecc.errors.uncorrected.volatile.total", "mig.mode.current"),
 )
 _THROTTLED = {
     "clocks_throttle_reasons.hw_slowdown": "slowed down by its hardware",
@@ -28,8 +28,16 @@ _THROTTLED = {
 }
 """Asked for apart: a driver that does not know one of them answers nothing at all."""
 LOOKS, PAUSE_S = 3, 1.0
-_LEAST_OF_MEMORY = 0.95
-"""Of what `gpu_memory` says: drivers keep some for themselves."""
+_LEAST_OF_MEMORY = 0.9
+"""Of what `gpu_memory` says: ECC takes a sixteenth of an L40S with 48G, and drivers keep some."""
+
+
+def asks_for_gpus(resources: Resources) -> bool:
+    """Whether the job has any: a stage that needs none may share the defaults of those that do."""
+    flags = [resources.gres or "", *(f"{key}={value}" for key, value in resources.extra.items())]
+    return bool(resources.gpus_per_node) or any(
+        word in flag for flag in flags for word in ("gpu", "shard", "mps")
+    )
 
 
 def wrong_with_gpus(resources: Resources, visible: str | None) -> Iterator[str]:
@@ -42,8 +50,9 @@ def wrong_with_gpus(resources: Resources, visible: str | None) -> Iterator[str]:
         yield "nvidia-smi shows no GPU"
         return
     mine = _visible(gpus, visible)
-    if len(mine) < asked:
-        yield f"{len(mine)} of {asked} GPUs are visible"
+    parts = [name for name in named_gpus(visible, len(gpus)) if str(name).startswith("MIG-")]
+    if (num_visible := len(mine) + len(parts)) < asked:
+        yield f"{num_visible} of {asked} GPUs are visible"
     # Where ranks share a GPU, one may be in the other's way, and is meant to be.
     shared = resources.tasks_per_node > max(asked, 1)
     for gpu in mine:
@@ -76,6 +85,8 @@ def _wrong_with(gpu: Mapping[str, str], resources: Resources, *, shared: bool) -
     wanted = bytes_of(resources.gpu_memory)
     if total is not None and total < _LEAST_OF_MEMORY * wanted:
         yield f"{name} has {total / 1e9:.0f} GB of memory, `gpu_memory` is {resources.gpu_memory}"
+    # What others use of a GPU that is split (MIG) is in parts of their own.
+    shared = shared or gpu.get("mig.mode.current") == "Enabled"
     if not shared and used is not None and used > bytes_of(resources.preflight.gpu_used):
         yield f"{name} is not free: others use {used / 1e9:.1f} GB of its memory"
 

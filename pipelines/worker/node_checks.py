@@ -17,7 +17,12 @@ from pipelines.base.disk_speed import free_bytes, write_speed
 from pipelines.base.memory_limits import machine_memory, memory_limits
 from pipelines.config.profiles import Resources, bytes_of
 from pipelines.ledger.task import Task
-from pipelines.worker.gpu_checks import visible_here, wrong_with_cuda, wrong_with_gpus
+from pipelines.worker.gpu_checks import (
+    asks_for_gpus,
+    visible_here,
+    wrong_with_cuda,
+    wrong_with_gpus,
+)
 from stages.context import StageError
 
 TRIES = 3
@@ -40,7 +45,7 @@ def check_node(
     wrong: list[str] = []
     measured: dict[str, Any] = {}
     floors = resources.preflight
-    on_gpus = resources.device.startswith("cuda")
+    on_gpus = resources.device.startswith("cuda") and asks_for_gpus(resources)
     if task.local_rank == 0:
         wrong += wrong_with_clone(paths)
         speed = _write(folder, floors.disk_write, wrong)

@@ -29,6 +29,7 @@ from pipelines.ledger.preflight import (
     exclude_flag,
     in_words,
     node_reports,
+    num_reports,
     report_path,
 )
 from pipelines.ledger.reports import Result
@@ -42,6 +43,8 @@ from stages.context import RankLost, Stopped
 from stages.engines.processes.node import node_name
 
 POLL_S = 0.05
+ASK_S = 0.5
+"""Between two looks at files of other ranks: there may be hundreds that look."""
 REPORTS_S = 20.0
 """How long a rank with a bad node waits for what the others say of theirs."""
 LOOK_S = 4.0
@@ -49,6 +52,8 @@ LOOK_S = 4.0
 
 T = TypeVar("T")
 _abandoned: list[threading.Thread] = []
+_broken = threading.Event()
+"""Whether a group of ranks has failed, and is left as it was."""
 
 
 class BadNodes(Exception):
@@ -60,8 +65,8 @@ class BadNodes(Exception):
 
 
 def hangs() -> bool:
-    """Whether a check still hangs in here, so that only os._exit ends this process."""
-    return any(thread.is_alive() for thread in _abandoned)
+    """Whether a check still hangs in here, or may, so that only os._exit ends this process."""
+    return _broken.is_set() or any(thread.is_alive() for thread in _abandoned)
 
 
 def check_own_node(attempt: Attempt, task: Task, others: Gathering) -> None:
@@ -128,6 +133,7 @@ def check_links(attempt: Attempt, task: Task, others: Gathering, device: str) ->
     except TimeoutError:
         bad = _name_the_late(attempt, task, others, floors.seconds)
     except RuntimeError as error:
+        _broken.set()
         if lost := heartbeats.find_lost():
             raise RankLost(lost) from error
         why = str(error).strip().splitlines() or [repr(error)]
@@ -219,10 +225,10 @@ def _report(
 def _wait_for_reports(folder: Path, task: Task, others: Gathering) -> None:
     """All bad nodes at once cost one restart; one after another, a restart each."""
     deadline = time.monotonic() + REPORTS_S
-    while len(node_reports(folder, task.restart)) < task.world and time.monotonic() < deadline:
+    while num_reports(folder, task.restart) < task.world and time.monotonic() < deadline:
         if others.should_stop():
             return
-        time.sleep(POLL_S)
+        time.sleep(ASK_S)
 
 
 def _within(seconds: float, do: Callable[[], T], others: Gathering) -> T:
@@ -239,11 +245,14 @@ def _within(seconds: float, do: Callable[[], T], others: Gathering) -> T:
     _abandoned.append(thread)
     thread.start()
     passed, last = 0.0, time.monotonic()
+    looked = last
     while thread.is_alive():
         thread.join(POLL_S)
         passed, last = passed + min(time.monotonic() - last, 1.0), time.monotonic()
-        if others.heartbeats and (left := others.heartbeats.left()):
-            raise (Stopped if left["stopped"] else RankLost)(str(left["error"]))
+        if others.heartbeats and last - looked > ASK_S:
+            looked = last
+            if left := others.heartbeats.left():
+                raise (Stopped if left["stopped"] else RankLost)(str(left["error"]))
         if others.should_stop():
             raise Stopped("before the stage began")
         if passed > seconds and thread.is_alive():

@@ -44,12 +44,13 @@ def measure_links(
         world_size=world,
         timeout=timeout,
     )
-    try:
-        nodes: list[Any] = [None] * world
-        dist.all_gather_object(nodes, node)
-        return _measure(rank, nodes, torch.device(device), at)
-    finally:
-        dist.destroy_process_group()
+    nodes: list[Any] = [None] * world
+    dist.all_gather_object(nodes, node)
+    links = _measure(rank, nodes, torch.device(device), at)
+    # After an error the group stays until this process ends, when it has said what is wrong: to the
+    # others, a connection that it closes before would look like a fault of their own.
+    dist.destroy_process_group()
+    return links
 
 
 def _measure(

@@ -6,11 +6,13 @@ by others or runs too hot when a test wants it. Jobs that leave a node are in te
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipelines.config.preflight import Preflight
 from pipelines.config.profiles import Resources, load_profile
+from pipelines.driver.activity import why_it_waits
 from pipelines.ledger import files
 from pipelines.ledger.entry import Attempt
 from pipelines.ledger.preflight import BadNode, NodeReport, report_path
@@ -30,7 +32,7 @@ from tests.ledger_values import SLURM, launch, task_report
 SMI = """#!/bin/sh
 case "$1" in
   *hw_slowdown*) printf '%s\\n' "0, GPU-aa, {slow}" "1, GPU-bb, {calm}" ;;
-  *) printf '%s\\n' "0, GPU-aa, {first}" "1, GPU-bb, 81559, 4, 0" ;;
+  *) printf '%s\\n' "0, GPU-aa, {first}" "1, GPU-bb, 81559, 4, 0, [N/A]" ;;
 esac
 """
 CALM = "Not Active, Not Active, Not Active"
@@ -54,6 +56,10 @@ def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, first: str, slow: str) ->
         ("40960, 4, 0", CALM, None, ["GPU 0 has 43 GB of memory"]),
         ("81559, 4, 0", HOT, None, ["GPU 0 is slowed down, it is too hot"]),
         ("81559, 4, 3", HOT, "GPU-bb", ["1 of 2 GPUs are visible"]),
+        ("81559, 70000, 0, Enabled", CALM, None, []),
+        ("81559, 70000, 0, Enabled", CALM, "MIG-aa,MIG-bb", []),
+        ("81559, 70000, 0, Enabled", CALM, "MIG-aa", ["1 of 2 GPUs are visible"]),
+        ("76806, 4, 0", CALM, None, []),
     ],
 )
 def test_what_nvidia_smi_tells_of_a_bad_gpu(
@@ -70,6 +76,19 @@ def test_what_nvidia_smi_tells_of_a_bad_gpu(
     found = list(wrong_with_gpus(resources, visible))
     assert len(found) == len(wrong), found
     assert all(words in text for words, text in zip(wrong, found, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("asked", "wrong"),
+    [({}, False), ({"gpus_per_node": 1}, True), ({"extra": {"gpus": "h100:1"}}, True)],
+)
+def test_a_stage_that_asks_for_no_gpu_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], wrong: bool
+) -> None:
+    """Its profile may name a device for all stages."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    found, _ = check_node(tmp_path, [], Resources(device="cuda", **asked), Task())
+    assert bool(found) is wrong
 
 
 def test_a_rank_tries_the_gpu_that_it_will_use() -> None:
@@ -137,6 +156,8 @@ def test_collectives_that_hang_name_who_is_silent_or_behind() -> None:
     behind = late(before, beats((5, stuck), (5, stuck), (5, on)), nodes, 9)
     assert [each.node for each in behind] == ["c"]
     assert not late(before, beats((5, on), (5, on), (5, on)), nodes, 9), "nobody can be named"
+    unread = {rank: beat for rank, beat in beats((5, stuck), (5, on), (5, on)).items() if rank}
+    assert [each.node for each in late(before, unread, nodes, 9)] == ["b", "c"]
 
 
 @pytest.fixture
@@ -183,6 +204,13 @@ def test_a_job_that_was_cancelled_after_it_left_its_node_has_no_successor(
     outcome = outcome_of(attempt)
     assert (outcome.elsewhere, outcome.try_again) == (elsewhere, elsewhere)
     assert ("bad node two" in outcome.what) is elsewhere
+
+
+def test_a_job_without_enough_nodes_left_says_so(attempt: Attempt) -> None:
+    """Slurm keeps it in the queue, with this word and no priority."""
+    jobs = {"7": SlurmJob("7", "PENDING", reason="BadConstraints")}
+    attempt.write(SchedulerView(jobs=jobs))
+    assert "too few nodes without one, which are bad" in why_it_waits(attempt)
 
 
 @pytest.mark.parametrize(

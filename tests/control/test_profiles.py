@@ -222,9 +222,11 @@ def test_no_requeues_means_none(tmp_path: Path) -> None:
 
 
 def test_where_requeueing_is_forbidden_no_job_tries_it(tmp_path: Path) -> None:
-    script = render("sft", tmp_path, Resources(requeue=False))
+    script = render("sft", tmp_path, Resources(requeue=False), shards=[0, 1])
     assert "#SBATCH --no-requeue" in script
     assert "scontrol requeue" not in script
+    told = 'scontrol update JobId="$SLURM_ARRAY_JOB_ID" ExcNodeList='
+    assert told in script, "a bad node, free at once, would get the array's other tasks"
 
 
 def test_an_array_names_exactly_the_missing_shards(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from stages.engines.processes.ranks import ALONE
 from stages.selftest import compute
 from stages.selftest.collectives import OPERATIONS, Group, Operation, _one, pattern
 from stages.selftest.compute import matmul_rate
+from stages.selftest.links import measure_links
 from stages.selftest.training import digest
+from tests.ports import free_port
 
 CPU = torch.device("cpu")
 TWO = Group([0, 1], 0)
@@ -63,3 +66,20 @@ def test_a_digest_is_of_names_and_every_bit() -> None:
     assert digest(one) == digest(dict(reversed(one.items())))
     assert digest(one) != digest({"a": torch.zeros(3), "c": torch.ones(2)})
     assert digest(one) != digest({**one, "b": torch.tensor([1.0, 1.0 + 2**-23])})
+
+
+def test_who_fails_in_collectives_keeps_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its process ends: to the others their end would look like a fault of their own."""
+
+    def breaks(phase: str) -> None:
+        if phase == "all ranks":
+            raise RuntimeError("link down")
+
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}.items():
+        monkeypatch.setenv(name, value)
+    try:
+        with pytest.raises(RuntimeError, match="link down"):
+            measure_links(0, 1, "a", "cpu", 60.0, breaks)
+        assert dist.is_initialized()
+    finally:
+        dist.destroy_process_group()
