@@ -90,7 +90,7 @@ def test_a_job_keeps_the_hash_of_each_file_and_reads_none_that_its_stage_speaks_
         return {}
 
     context = Context(stage="report", key=None, seed=1, folder=entry.folder)
-    outs, _ = _compute(run, entry.new_attempt(launch(root=tmp_path)), context, "00000")
+    outs, _ = _compute(run, entry.new_attempt(launch(root=tmp_path)), context, {}, "00000")
     kept = {path.name: each.md5 for path, each in out_hashes.read(entry.out).items()}
     assert kept["said"] == NOT_SO
     assert kept["read"] == md5(entry.out / "model/read")
