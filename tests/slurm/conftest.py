@@ -26,7 +26,7 @@ from ruamel.yaml import YAML
 from benchmarks.clones import copy_clone
 from pipelines.ledger.entry import Attempt
 from tests.conftest import TINY, Clone, copy_tree
-from tests.slurm.light_stages import COUNTING_STAGE
+from tests.slurm.light_stages import COUNT_TOGETHER, COUNTING_STAGE
 from tests.waiting import TIMEOUT_S, until
 from tools import slurm_cluster
 
@@ -322,6 +322,16 @@ def slurm_clone(prepared_root: Path, tmp_path: Path, cluster: Any) -> Iterator[S
     clone = on_slurm(tmp_path / "clone", cluster)
     yield clone
     clone.kill_all()
+
+
+def root_of_ranks_that_meet(source: Path, folder: Path, epochs: int) -> Path:
+    """Of a clone with an SFT stage whose ranks meet at each of its steps."""
+    clone = copy_of_other_code(source, folder)
+    clone.set_params(sft__epochs=epochs)
+    clone.write_code("stages/sft.py", COUNT_TOGETHER)
+    clone.run("dvc", "repro", "code")
+    clone.commit("counts")
+    return clone.root
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks.clones import copy_clone
-from tests.slurm.conftest import SlurmClone, copy_of_other_code, on_slurm
-from tests.slurm.light_stages import COUNT_TOGETHER, DIGESTING_STAGE
+from tests.slurm.conftest import SlurmClone, on_slurm, root_of_ranks_that_meet
+from tests.slurm.light_stages import DIGESTING_STAGE
 from tests.waiting import failed, succeeded
 
 WHY = "it cannot write into the clone: File too large"
@@ -125,12 +125,8 @@ def test_waiting_tasks_of_an_array_are_spared_a_bad_node(slurm_clone: Any) -> No
 @pytest.fixture(scope="module")
 def together_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a clone with an SFT stage whose ranks meet at its one step. Read it only."""
-    clone = copy_of_other_code(prepared_root, tmp_path_factory.mktemp("together"))
-    clone.set_params(sft__epochs=1)
-    clone.write_code("stages/sft.py", COUNT_TOGETHER)
-    clone.run("dvc", "repro", "code")
-    clone.commit("counts")
-    return clone.root
+    folder = tmp_path_factory.mktemp("together")
+    return root_of_ranks_that_meet(prepared_root, folder, epochs=1)
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from tests.slurm.conftest import (
     copy_of_other_code,
     lose_node,
     on_slurm,
+    root_of_ranks_that_meet,
 )
-from tests.slurm.light_stages import COUNT_TOGETHER
 from tests.waiting import failed, succeeded
 
 pytestmark = pytest.mark.slow
@@ -37,12 +37,8 @@ RANKS = {
 @pytest.fixture(scope="module")
 def counting_root(prepared_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a clone with an SFT stage whose ranks meet at each of 60 steps. Read it only."""
-    clone = copy_of_other_code(prepared_root, tmp_path_factory.mktemp("together"))
-    clone.set_params(sft__epochs=60)
-    clone.write_code("stages/sft.py", COUNT_TOGETHER)
-    clone.run("dvc", "repro", "code")
-    clone.commit("counts")
-    return clone.root
+    folder = tmp_path_factory.mktemp("together")
+    return root_of_ranks_that_meet(prepared_root, folder, epochs=60)
 
 
 @pytest.fixture(scope="module")
